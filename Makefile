@@ -1,0 +1,43 @@
+# Each target sets up what it needs in .venv by itself; the first one takes a minute or two.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# Tests run side by side, each process with one thread: two ways to share the cores would fight over them.
+WORKERS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## compare four methods on embedded data, in under two minutes
+	@$(BIN)/python -m coterie.demo
+
+test: $(READY) ## run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8
+
+check: $(READY) ## lint, format, types, docstrings, dependency directions, house rules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pydoclint --quiet src/coterie
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --quiet tests/test_house.py
+
+clean: ## remove caches and what the demo and the builds left; keeps .venv and runs/
+	rm -rf dist demo-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The build backend is installed first and used as it is: pip would otherwise fetch an unpinned one for the build.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Coterie needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "setting up .venv ..."
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
