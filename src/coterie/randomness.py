@@ -1,0 +1,242 @@
+"""The only source of random numbers.
+
+Every number is a pure function of ``(seed, purpose, round, client)`` and a counter, so results depend neither on the
+order of calls, nor on how clients are chunked, nor on the engine or device. Two faces:
+
+- :func:`stream` gives a NumPy generator, for what is drawn on the host once (partitions, cohorts, synthetic data);
+- :func:`keys` gives one 64-bit key a client, and :func:`bits`, :func:`uniform`, :func:`normal` and
+  :func:`permutations` evaluate a counter-based integer hash of those keys for all rows at once on the keys' device.
+  Integers are equal on every device; so are uniforms; normals are equal to rounding.
+
+The hash is the finaliser of SplitMix64 applied to a Weyl sequence (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014), in wrapping 64-bit arithmetic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def _digest(*parts: object) -> bytes:
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return hashlib.blake2b(text.encode(), digest_size=16, person=b"coterie").digest()
+
+
+def stream(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> np.random.Generator:
+    """Give the host generator of one purpose.
+
+    Parameters
+    ----------
+    seed
+        The experiment's seed.
+    purpose
+        What the numbers are for; different purposes never share a number.
+    round_number
+        The round they belong to, 0 for what is drawn once.
+    client
+        The client they belong to, 0 for what is common to all.
+
+    Returns
+    -------
+    numpy.random.Generator
+        A generator that depends on these four values alone.
+
+    Examples
+    --------
+    >>> int(stream(1, "cohort", 3).integers(100)) == int(stream(1, "cohort", 3).integers(100))
+    True
+    """
+    words = np.frombuffer(_digest(int(seed), purpose, int(round_number), int(client)), dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=words))
+
+
+@contextlib.contextmanager
+def torch_stream(seed: int, purpose: str) -> Iterator[None]:
+    """Let ``torch.nn`` initialisers draw from a stream, and leave PyTorch's global generator as it was.
+
+    Parameters
+    ----------
+    seed
+        The experiment's seed.
+    purpose
+        What the numbers are for.
+
+    Yields
+    ------
+    None
+        While the context is open, PyTorch's CPU generator is that of the stream.
+    """
+    state = torch.get_rng_state()
+    try:
+        torch.manual_seed(int.from_bytes(_digest(int(seed), purpose)[:7], "big"))  # noqa: TID251
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def _mix(value: Tensor) -> Tensor:
+    value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * _MIX_1
+    value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * _MIX_2
+    return value ^ ((value >> 31) & 0x1FFFFFFFF)
+
+
+def keys(seed: int, purpose: str, round_number: int, clients: Tensor) -> Tensor:
+    """Give one key a client.
+
+    Parameters
+    ----------
+    seed
+        The experiment's seed.
+    purpose
+        What the numbers are for.
+    round_number
+        The round they belong to.
+    clients
+        The clients' numbers, an integer tensor.
+
+    Returns
+    -------
+    Tensor
+        64-bit keys, of the shape and on the device of ``clients``.
+    """
+    base = int.from_bytes(_digest(int(seed), purpose, int(round_number))[:8], "big", signed=True)
+    return _mix(_mix(clients.to(torch.int64) * _GOLDEN + base) + base)
+
+
+def fold_in(key: Tensor, number: int | Tensor) -> Tensor:
+    """Derive new keys from ``key``, one for each ``number``.
+
+    Parameters
+    ----------
+    key
+        Keys to derive from.
+    number
+        An integer, or a tensor that broadcasts against ``key``.
+
+    Returns
+    -------
+    Tensor
+        Keys that share nothing with ``key`` or with those of other numbers.
+    """
+    counter = number * _GOLDEN if isinstance(number, Tensor) else _wrap(number * _GOLDEN)
+    return _mix(_mix(key + counter) ^ _MIX_1)
+
+
+def _wrap(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def bits(key: Tensor, count: int) -> Tensor:
+    """Give ``count`` 64-bit integers for each key.
+
+    Parameters
+    ----------
+    key
+        Keys, of any shape.
+    count
+        How many for each.
+
+    Returns
+    -------
+    Tensor
+        Of shape ``(*key.shape, count)``.
+    """
+    counter = torch.arange(1, count + 1, device=key.device, dtype=torch.int64) * _GOLDEN
+    return _mix(key.unsqueeze(-1) + counter)
+
+
+def lanes(key: Tensor, count: int) -> Tensor:
+    """Give ``count`` 16-bit integers for each key, four from each 64-bit one: enough for a mask, at a quarter's cost.
+
+    Parameters
+    ----------
+    key
+        Keys, of any shape.
+    count
+        How many for each.
+
+    Returns
+    -------
+    Tensor
+        ``torch.int16`` of shape ``(*key.shape, count)``, uniform over all its values.
+    """
+    return bits(key, -(-count // 4)).view(torch.int16)[..., :count]
+
+
+def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Give ``count`` numbers in [0, 1) for each key, exact multiples of 2⁻²⁴ (float32) or 2⁻⁵³ (float64).
+
+    Parameters
+    ----------
+    key
+        Keys, of any shape.
+    count
+        How many for each.
+    dtype
+        ``torch.float32`` or ``torch.float64``.
+
+    Returns
+    -------
+    Tensor
+        Of shape ``(*key.shape, count)``.
+    """
+    digits = 24 if dtype == torch.float32 else 53
+    raw = (bits(key, count) >> (64 - digits)) & ((1 << digits) - 1)
+    return raw.to(dtype) * 2.0**-digits
+
+
+def normal(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Give ``count`` standard normal numbers for each key (Box and Muller).
+
+    Parameters
+    ----------
+    key
+        Keys, of any shape.
+    count
+        How many for each.
+    dtype
+        The numbers' type; they are computed in float64.
+
+    Returns
+    -------
+    Tensor
+        Of shape ``(*key.shape, count)``.
+    """
+    both = uniform(key, 2 * count)
+    radius = torch.sqrt(-2.0 * torch.log1p(-both[..., :count]))
+    return (radius * torch.cos(2.0 * math.pi * both[..., count:])).to(dtype)
+
+
+def permutations(key: Tensor, lengths: Tensor, width: int) -> Tensor:
+    """Shuffle ``0 .. lengths[r]-1`` for each row, by sorting hashed keys.
+
+    Parameters
+    ----------
+    key
+        Keys of shape ``[rows]``.
+    lengths
+        How many numbers each row shuffles, shape ``[rows]``.
+    width
+        Columns of the answer, at least the largest length.
+
+    Returns
+    -------
+    Tensor
+        Integers of shape ``[rows, width]``: a permutation in the first ``lengths[r]`` places of row ``r``, then the
+        padding places in order. A row does not depend on ``width`` nor on the other rows.
+    """
+    hashed = bits(key, width)
+    padding = torch.arange(width, device=key.device) >= lengths.unsqueeze(-1)
+    hashed = hashed.masked_fill(padding, torch.iinfo(torch.int64).max)
+    return torch.argsort(hashed, dim=-1, stable=True)
