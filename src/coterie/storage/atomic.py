@@ -1,0 +1,135 @@
+"""Files that are either whole or not there, whenever the process or the machine stops.
+
+A file is written under a draft name, forced to the disk, and then renamed over its place in one step; the folder is
+forced to the disk after that, since the rename lives there. Nothing here cleans up after a failure: a kill would not
+either, so what is left by a failure is exactly what is left by a kill, a draft that the next writer replaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import RunFolderError
+
+
+def sync(path: Path) -> None:
+    """Force a file's contents, or a folder's entries, to the disk.
+
+    Parameters
+    ----------
+    path
+        The file or folder.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_draft(path: Path) -> bool:
+    """Say whether a name is that of a draft, which counts as not there.
+
+    Parameters
+    ----------
+    path
+        The path; only its name matters.
+
+    Returns
+    -------
+    bool
+        Whether :func:`replacing` may have left it.
+    """
+    return path.name.startswith(".") and path.name.endswith(".draft")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file as a draft, then put it in its place in one step.
+
+    Parameters
+    ----------
+    path
+        Where the file belongs; its folder is made if it is not there. There is one writer at a time.
+
+    Yields
+    ------
+    Path
+        The draft to write to; if the block raises, ``path`` is left as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    yield draft
+    sync(draft)
+    os.replace(draft, path)
+    sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one step.
+
+    Parameters
+    ----------
+    path
+        Where the file belongs.
+    text
+        Its contents.
+    """
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file for people and other programs in one step.
+
+    Parameters
+    ----------
+    path
+        Where the file belongs.
+    value
+        Its contents; numbers that are not finite become ``null``, since JSON has no others.
+    """
+    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that :func:`write_json` wrote.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    dict
+        Its contents.
+
+    Raises
+    ------
+    RunFolderError
+        If it is not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunFolderError(f"{path} is damaged ({error}): it must be a JSON object") from error
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} is damaged (it holds a {type(value).__name__}): it must be a JSON object")
+    return value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
