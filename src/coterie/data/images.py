@@ -1,0 +1,80 @@
+"""Reading folders of images into one array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from coterie.data.archives import Bytes
+from coterie.errors import DataError
+
+ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+
+def image_files(folder: Path) -> list[Path]:
+    """List the images of a folder in the order of their names.
+
+    Parameters
+    ----------
+    folder
+        Where to look; not below it.
+
+    Returns
+    -------
+    list[Path]
+        Image files.
+    """
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS and path.is_file())
+
+
+def read_images(paths: Sequence[Path], size: tuple[int, int] | None, channels: int) -> Bytes:
+    """Read images into one array.
+
+    Parameters
+    ----------
+    paths
+        The files.
+    size
+        Height and width to bring them to; ``None`` if all must be as large as the first.
+    channels
+        1 for grey, 3 for colour.
+
+    Returns
+    -------
+    Bytes
+        ``[images, channels, height, width]``.
+
+    Raises
+    ------
+    DataError
+        If a file is not an image, is damaged, or has another size.
+    """
+    mode = "L" if channels == 1 else "RGB"
+    target = None if size is None else (size[1], size[0])
+    out: Bytes | None = None
+    for number, path in enumerate(paths):
+        try:
+            with Image.open(path) as image:
+                image.load()
+                if image.mode.startswith(("I", "F")):
+                    raise DataError(f"the image {path} has more than 8 bits a pixel ({image.mode}): make it 8-bit")
+                pixels = image if image.mode == mode else image.convert(mode)
+        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+            raise DataError(f"the image {path} cannot be read: {error}") from None
+        if target is not None and pixels.size != target:
+            pixels = pixels.resize(target, Image.Resampling.BILINEAR)
+        if out is None:
+            out = np.empty((len(paths), channels, pixels.height, pixels.width), dtype=np.uint8)
+        if (pixels.height, pixels.width) != out.shape[2:]:
+            raise DataError(
+                f"the image {path} is {pixels.height}x{pixels.width}, but the first one is "
+                f"{out.shape[2]}x{out.shape[3]}: give size=HEIGHTxWIDTH to bring all to one size"
+            )
+        content = np.asarray(pixels)
+        out[number] = content if channels == 1 else content.transpose(2, 0, 1)
+    if out is None:
+        raise DataError("there are no images to read")
+    return out
