@@ -1,0 +1,37 @@
+"""What is measured, and what is read from it: pure functions on tensors."""
+
+from __future__ import annotations
+
+from coterie.evaluation.collaboration import block_contrast, recover_groups, recovery
+from coterie.evaluation.fairness import Fairness, fairness
+from coterie.evaluation.matrix import Readings, Spread, equal_subsamples, g_acc, l_acc, read, s_acc
+from coterie.evaluation.metrics import METRICS, Metric, per_client, segment_mean
+from coterie.evaluation.selection import Hybrid, best_round, hybrid_oracle, hybrid_validation
+from coterie.evaluation.significance import OverSeeds, PairedTest, over_seeds, wilcoxon
+
+__all__ = [
+    "METRICS",
+    "Fairness",
+    "Hybrid",
+    "Metric",
+    "OverSeeds",
+    "PairedTest",
+    "Readings",
+    "Spread",
+    "best_round",
+    "block_contrast",
+    "equal_subsamples",
+    "fairness",
+    "g_acc",
+    "hybrid_oracle",
+    "hybrid_validation",
+    "l_acc",
+    "over_seeds",
+    "per_client",
+    "read",
+    "recover_groups",
+    "recovery",
+    "s_acc",
+    "segment_mean",
+    "wilcoxon",
+]

@@ -1,0 +1,277 @@
+"""Metrics of each client, from the outputs for all clients' samples laid end to end.
+
+``offsets`` says where each client's samples begin, and where the last client's end. Accuracy, RMSE and means are
+computed for all clients at once; balanced accuracy and macro F1 by scikit-learn and AUROC from SciPy's ranks, client by
+client. A metric that is undefined for a client (it has no sample; AUROC with one class) is NaN there, and never a
+warning. An output that is NaN is a wrong answer to a classification metric, and makes AUROC and RMSE NaN.
+
+Multi-class outputs are scores ``[samples, classes]`` before any softmax; binary outputs are log-odds ``[samples]`` or
+``[samples, 1]``, positive for class 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from sklearn import metrics as sk
+from torch import Tensor
+
+from coterie.errors import ModelError, UnknownName
+
+MULTICLASS, BINARY, REGRESSION = "multiclass", "binary", "regression"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric by name.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    summary
+        What it is, in one line.
+    higher_is_better
+        Whether more is better.
+    tasks
+        The tasks it fits.
+    compute
+        From outputs, targets and offsets to one float64 number a client.
+    """
+
+    name: str
+    summary: str
+    higher_is_better: bool
+    tasks: frozenset[str]
+    compute: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def segment_mean(values: Tensor, offsets: Tensor) -> Tensor:
+    """Mean over each client's samples, for instance of their losses.
+
+    Parameters
+    ----------
+    values
+        One number a sample, ``[samples]``.
+    offsets
+        Where each client's samples begin and the last one's end, ``[clients + 1]``.
+
+    Returns
+    -------
+    Tensor
+        A float64 vector ``[clients]``, NaN for a client without samples. A client's mean does not depend on the
+        others' values, not even where those are infinite.
+    """
+    return torch.segment_reduce(values.double(), "mean", offsets=offsets.to(values.device, torch.int64))
+
+
+def predictions(outputs: Tensor) -> Tensor:
+    """Read the predicted class off each sample's outputs.
+
+    Parameters
+    ----------
+    outputs
+        Scores ``[samples, classes]``, or log-odds ``[samples]`` or ``[samples, 1]``.
+
+    Returns
+    -------
+    Tensor
+        Class numbers ``[samples]``, -1 where an output is NaN.
+    """
+    scores = _squeezed(outputs)
+    if scores.dim() == 1:
+        return (scores > 0).long().masked_fill(scores.isnan(), -1)
+    return scores.argmax(1).masked_fill(scores.isnan().any(1), -1)
+
+
+def _squeezed(outputs: Tensor) -> Tensor:
+    return outputs.squeeze(1) if outputs.dim() == 2 and outputs.shape[1] == 1 else outputs
+
+
+def _accuracy(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    return segment_mean(predictions(outputs) == _squeezed(targets), offsets)
+
+
+def _rmse(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    squares = (_squeezed(outputs).double() - _squeezed(targets).double()).square()
+    return segment_mean(squares if squares.dim() == 1 else squares.flatten(1).mean(1), offsets).sqrt()
+
+
+def _by_client(
+    one: Callable[[NDArray[Any], NDArray[Any]], float], outputs: Tensor, targets: Tensor, offsets: Tensor
+) -> Tensor:
+    found, wanted, bounds = outputs.cpu().numpy(), targets.cpu().numpy(), offsets.tolist()
+    out = np.full(len(bounds) - 1, np.nan)
+    # scikit-learn warns where a client holds few classes, which is what a personalised federation is made of.
+    with warnings.catch_warnings(action="ignore"):
+        for client, (begin, end) in enumerate(itertools.pairwise(bounds)):
+            if end > begin:
+                out[client] = one(found[begin:end], wanted[begin:end])
+    return torch.from_numpy(out).to(outputs.device)
+
+
+def _balanced_accuracy(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    def one(found: NDArray[Any], wanted: NDArray[Any]) -> float:
+        return float(sk.balanced_accuracy_score(wanted, found))
+
+    return _by_client(one, predictions(outputs), _squeezed(targets).long(), offsets)
+
+
+def _macro_f1(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    def one(found: NDArray[Any], wanted: NDArray[Any]) -> float:
+        classes = np.union1d(found, wanted)
+        return float(sk.f1_score(wanted, found, labels=classes[classes >= 0], average="macro", zero_division=0))
+
+    return _by_client(one, predictions(outputs), _squeezed(targets).long(), offsets)
+
+
+def _auroc(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    scores = _squeezed(outputs).double()
+    if scores.dim() == 2:
+        scores = scores.softmax(1)
+
+    def one(found: NDArray[Any], wanted: NDArray[Any]) -> float:
+        classes = np.unique(wanted)
+        if len(classes) < 2 or np.isnan(found).any():
+            return float("nan")
+        # The Mann-Whitney form of the area, all classes in one ranking: a curve for each class takes a hundred times
+        # as long, and with many small clients nothing but overhead.
+        score = found[:, None] if found.ndim == 1 else found[:, classes]
+        positive = wanted[:, None] == (classes[-1:] if found.ndim == 1 else classes)
+        ups = positive.sum(0)
+        ranks = np.where(positive, stats.rankdata(score, axis=0), 0.0).sum(0)
+        return float(np.mean((ranks - ups * (ups + 1) / 2) / (ups * (len(wanted) - ups))))
+
+    return _by_client(one, scores, _squeezed(targets).long(), offsets)
+
+
+_CLASSES = frozenset({MULTICLASS, BINARY})
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", "fraction of samples whose class is predicted", True, _CLASSES, _accuracy),
+        Metric("balanced_accuracy", "mean recall over the classes the client has", True, _CLASSES, _balanced_accuracy),
+        Metric("macro_f1", "mean F1 over the classes the client has or is told", True, _CLASSES, _macro_f1),
+        Metric("auroc", "area under the ROC curve, mean of one class against the rest", True, _CLASSES, _auroc),
+        Metric("rmse", "root of the mean squared error", False, frozenset({REGRESSION}), _rmse),
+    )
+}
+
+
+def names(task: str | None = None) -> tuple[str, ...]:
+    """Give the names of the metrics.
+
+    Parameters
+    ----------
+    task
+        ``"multiclass"``, ``"binary"`` or ``"regression"`` for those that fit this task, ``None`` for all.
+
+    Returns
+    -------
+    tuple of str
+        The names; the first is the usual one for the task.
+
+    Raises
+    ------
+    UnknownName
+        If there is no such task.
+    """
+    if task is not None and task not in (tasks := (MULTICLASS, BINARY, REGRESSION)):
+        raise UnknownName("task", task, tasks)
+    return tuple(name for name, metric in METRICS.items() if task is None or task in metric.tasks)
+
+
+def get(name: str) -> Metric:
+    """Look a metric up.
+
+    Parameters
+    ----------
+    name
+        Its name.
+
+    Returns
+    -------
+    Metric
+        The metric.
+
+    Raises
+    ------
+    UnknownName
+        If there is no such metric.
+    """
+    if name not in METRICS:
+        raise UnknownName("metric", name, METRICS)
+    return METRICS[name]
+
+
+def usual(name: str) -> str:
+    """Give the usual metric of the task that a metric is for.
+
+    Parameters
+    ----------
+    name
+        A metric's name.
+
+    Returns
+    -------
+    str
+        ``"accuracy"``, or ``"rmse"`` where the task is regression.
+    """
+    return names(min(get(name).tasks))[0]
+
+
+def per_client(metric: str, outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    """Compute a metric for each client.
+
+    Parameters
+    ----------
+    metric
+        The metric's name.
+    outputs
+        The model's outputs for all clients' samples, end to end: ``[samples, classes]`` or ``[samples]``.
+    targets
+        What they should be: class numbers ``[samples]``, or for ``rmse`` numbers of the outputs' shape.
+    offsets
+        Where each client's samples begin and the last one's end, ``[clients + 1]``.
+
+    Returns
+    -------
+    Tensor
+        A float64 vector ``[clients]`` on the outputs' device, NaN where the metric is undefined.
+
+    Raises
+    ------
+    ModelError
+        If the outputs, targets and offsets do not belong together.
+
+    Examples
+    --------
+    >>> outputs = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
+    >>> per_client("accuracy", outputs, torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3]))
+    tensor([1., 0.], dtype=torch.float64)
+    """
+    chosen = get(metric)
+    found, wanted = _squeezed(outputs), _squeezed(targets)
+    # Class metrics compare one number a sample, RMSE any number of them; broadcasting would hide a mistake.
+    expected = found.shape if REGRESSION in chosen.tasks else found.shape[:1]
+    if wanted.shape != expected or found.dim() not in (1, 2):
+        raise ModelError(
+            f"metric {metric!r} cannot compare outputs of shape {tuple(outputs.shape)} with targets of shape "
+            f"{tuple(targets.shape)}"
+        )
+    if (
+        offsets.numel() < 1
+        or int(offsets[0]) != 0
+        or int(offsets[-1]) != len(found)
+        or bool((offsets.diff() < 0).any())
+    ):
+        raise ModelError(f"metric {metric!r}: offsets must rise from 0 to the {len(found)} samples there are")
+    return chosen.compute(outputs, targets, offsets)

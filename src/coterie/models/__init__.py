@@ -1,0 +1,14 @@
+"""The papers' models with exactly their shapes, and any ``nn.Module`` of the user's.
+
+Every model of ours is a :class:`Network`: a ``body`` and a ``head``. None keeps batch statistics, none branches on
+data, so each can be traced and evaluated for many rows of parameters at once.
+"""
+
+from __future__ import annotations
+
+from coterie.models.checks import check
+from coterie.models.network import Network
+from coterie.models.registry import Description, build, describe, names
+from coterie.models.residual import ScaledStandardisedConv2d
+
+__all__ = ["Description", "Network", "ScaledStandardisedConv2d", "build", "check", "describe", "names"]

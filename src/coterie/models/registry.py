@@ -1,0 +1,297 @@
+"""The models by name, and the user's own by import path."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+
+from coterie.errors import ConfigError, CoterieError, ModelError, UnknownName
+from coterie.models import convolutional, dense, residual
+from coterie.models.network import Network
+
+_IMPORT = "import"
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model in words.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    layers
+        Its layers, from input to output.
+    input_shape
+        Shape of one sample where it was first used.
+    outputs
+        How many outputs it had there.
+    parameters
+        How many parameters it has with that input and those outputs.
+    source
+        Where it comes from.
+    options
+        Its options with their defaults, as they may be written after the name.
+    """
+
+    name: str
+    layers: str
+    input_shape: tuple[int, ...]
+    outputs: int
+    parameters: int
+    source: str
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    builder: Callable[..., Network]
+    layers: str
+    input_shape: tuple[int, ...]
+    outputs: int
+    source: str
+
+    @property
+    def name(self) -> str:
+        return self.builder.__name__
+
+    @property
+    def options(self) -> dict[str, object]:
+        parameters = inspect.signature(self.builder).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+_GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+_ENTRIES = {
+    entry.name: entry
+    for entry in (
+        _Entry(dense.linear, "784-10", _GREY, 10, "FLAME, conference version"),
+        _Entry(dense.mlp, "784-200-10 ReLU; widths by hidden=", _GREY, 10, "McMahan et al. 2017, one hidden layer"),
+        _Entry(dense.mlp2, "784-128-64-10 ReLU", _GREY, 10, "FLAME, MNIST and Fashion-MNIST"),
+        _Entry(dense.mlp_fedpg, "784-200-200-10 ReLU", _GREY, 10, "FedPG, Fashion-MNIST"),
+        _Entry(
+            convolutional.cnn_cifar_flame,
+            "conv 3x3 16, pool 2, conv 3x3 32, pool 2, fc 128, fc 10",
+            _COLOUR,
+            10,
+            "FLAME, CIFAR-10",
+        ),
+        _Entry(
+            convolutional.cnn_mmnist,
+            "conv 3x3 32, pool 2, conv 3x3 16, pool 2, dropout 0.2, fc 64, fc 6",
+            (3, 64, 64),
+            6,
+            "FLAME, Medical MNIST",
+        ),
+        _Entry(
+            convolutional.cnn_femnist,
+            "conv 7x7 32, pool 2, conv 3x3 64, pool 2, fc 62",
+            _GREY,
+            62,
+            "FLAME, FEMNIST (head=62 with its ten digits)",
+        ),
+        _Entry(
+            convolutional.cnn_mcmahan,
+            "conv 5x5 32, pool 2, conv 5x5 64, pool 2, fc 512, fc 10",
+            _GREY,
+            10,
+            "McMahan et al. 2017; FedAMP, MNIST-like data",
+        ),
+        _Entry(
+            convolutional.cnn_cifar_fedpg,
+            "conv 5x5 64, pool 2, conv 5x5 64, pool 2, fc 384, dropout 0.2, fc 192, dropout 0.5, fc 10",
+            _COLOUR,
+            10,
+            "FedPG, CIFAR-10",
+        ),
+        _Entry(convolutional.cnn_small, "conv 3x3 16, conv 3x3 32, pool 2, fc 64, fc 10", (1, 8, 8), 10, "8x8 digits"),
+        _Entry(
+            convolutional.cnn_pfl,
+            "conv 3x3 32, conv 3x3 64, pool 2, dropout 0.25, fc 128, dropout 0.5, fc 10",
+            _COLOUR,
+            10,
+            "pfl-research, CIFAR-10 benchmark",
+        ),
+        _Entry(
+            convolutional.cnn_pfllib,
+            "conv 5x5 32, pool 2, conv 5x5 64, pool 2, fc 512, fc 10",
+            _GREY,
+            10,
+            "PFLlib, Fashion-MNIST",
+        ),
+        _Entry(
+            residual.nfresnet18_fedpg,
+            "scaled standardised conv 3x3 64, pool 3/2, 2 blocks each of 16, 32, 64, mean, fc 100",
+            _COLOUR,
+            100,
+            "FedPG, CIFAR-100",
+        ),
+        _Entry(
+            residual.nfresnet18_full,
+            "scaled standardised conv 3x3 64, pool 3/2, 2 blocks each of 64, 128, 256, 512, mean, fc 100",
+            _COLOUR,
+            100,
+            "Brock et al. 2021, with FedPG's stem",
+        ),
+        _Entry(
+            residual.resnet18_gn,
+            "conv 7x7/2 64, pool 3/2 (or conv 3x3 64), 2 blocks each of 64, 128, 256, 512, mean, fc 100; GroupNorm 32",
+            _COLOUR,
+            100,
+            "FedAMP, CIFAR-100, with group normalisation",
+        ),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """Give the names of all models.
+
+    Returns
+    -------
+    tuple of str
+        The names, in order of the catalogue.
+    """
+    return tuple(_ENTRIES)
+
+
+def describe() -> tuple[Description, ...]:
+    """Describe all models.
+
+    Returns
+    -------
+    tuple of Description
+        One for each name; parameters are counted on the model itself, which is built without storage.
+    """
+    out = []
+    for entry in _ENTRIES.values():
+        with torch.device("meta"):
+            network = entry.builder(entry.input_shape, entry.outputs)
+        count = sum(value.numel() for value in network.parameters())
+        out.append(
+            Description(entry.name, entry.layers, entry.input_shape, entry.outputs, count, entry.source, entry.options)
+        )
+    return tuple(out)
+
+
+def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: object) -> Network | nn.Module:
+    """Build a model, initialised from PyTorch's current generator.
+
+    Parameters
+    ----------
+    name
+        A registered name, ``import:package.module:Class`` for a module of the user's, or either with options after
+        another colon, as in ``mlp:hidden=128-64``. The user's class (or function) is called with those of
+        ``input_shape`` and ``outputs`` that it names as parameters, and with the options.
+    input_shape
+        Shape of one sample, for images ``(channels, height, width)``.
+    outputs
+        How many outputs the task has.
+    **options
+        Options of the model, as if written after the name; these win.
+
+    Returns
+    -------
+    Network or nn.Module
+        The model.
+
+    Raises
+    ------
+    UnknownName
+        If there is no such model or option; a malformed option is a :class:`ConfigError`, an input that does not fit
+        a :class:`ModelError`.
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in build("mlp:hidden=128-64", (1, 28, 28), 10).parameters())
+    109386
+    """
+    shape = tuple(int(side) for side in input_shape)
+    kind, _, rest = name.partition(":")
+    if kind == _IMPORT:
+        module, _, rest = rest.partition(":")
+        target, _, text = rest.partition(":")
+        given = {key: _literal(value) for key, value in _options(name, text).items()}
+        return _imported(module, target, shape, outputs, {**given, **options})
+    if kind not in _ENTRIES:
+        raise UnknownName("model", kind, [*_ENTRIES, f"{_IMPORT}:package.module:Class"])
+    entry = _ENTRIES[kind]
+    return entry.builder(shape, outputs, **_validated(entry, {**_options(name, rest), **options}))
+
+
+def _options(name: str, text: str) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for part in text.split(",") if text else ():
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or key.strip() in out:
+            raise ConfigError(f"model {name!r}: {part!r} must be key=value, each key once, as in mlp:hidden=128-64")
+        out[key.strip()] = value.strip()
+    return out
+
+
+def _validated(entry: _Entry, given: Mapping[str, object]) -> dict[str, object]:
+    hints = typing.get_type_hints(entry.builder)
+    out: dict[str, object] = {}
+    for key, value in given.items():
+        if key not in entry.options:
+            if not entry.options:
+                raise ConfigError(f"model {entry.name!r} takes no options, so not {key}={value!r}")
+            raise UnknownName(f"option of model {entry.name!r} called", key, entry.options)
+        try:
+            out[key] = TypeAdapter(hints[key]).validate_python(value)
+        except ValidationError as error:
+            wanted = error.errors()[0]["msg"]
+            raise ConfigError(f"{key}={value!r} of model {entry.name!r}: {wanted[:1].lower()}{wanted[1:]}") from None
+    return out
+
+
+def _literal(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _imported(
+    module: str, target: str, shape: tuple[int, ...], outputs: int, options: Mapping[str, object]
+) -> nn.Module:
+    where = f"{_IMPORT}:{module}:{target}"
+    if not module or not target:
+        raise ConfigError(f"model {where!r} must read import:package.module:Class")
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise ModelError(f"model {where!r} cannot be imported: {error}; is it installed, or on PYTHONPATH?") from error
+    except Exception as error:
+        raise ModelError(f"model {where!r} cannot be imported: {type(error).__name__}: {error}") from error
+    maker = getattr(found, target, None)
+    if not callable(maker) or isinstance(maker, nn.Module):
+        what = "is missing" if maker is None else f"is a {type(maker).__name__}"
+        raise ModelError(f"model {where!r}: {target!r} {what}; it must be a class or function that makes an nn.Module")
+    offered = {"input_shape": shape, "outputs": outputs}
+    parameters = inspect.signature(maker).parameters.values()
+    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    named = {p.name for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    arguments = {key: value for key, value in offered.items() if anything or key in named} | dict(options)
+    try:
+        inspect.signature(maker).bind(**arguments)
+    except TypeError as error:
+        shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
+        raise ModelError(f"model {where!r} cannot be called with {shown}: {error}") from None
+    try:
+        made = maker(**arguments)
+    except CoterieError:
+        raise
+    except Exception as error:
+        raise ModelError(f"model {where!r} cannot be made: {type(error).__name__}: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"model {where!r} made a {type(made).__name__}, not an nn.Module")
+    return made

@@ -1,0 +1,108 @@
+"""Readings of the accuracy matrix."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.errors import ConfigError, PartitionError
+from coterie.evaluation import matrix as m
+
+
+def random_matrix(clients: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).random((clients, clients))).to(dtype)
+
+
+@given(st.integers(1, 40), st.integers(0, 5), st.sampled_from([torch.float32, torch.float64]), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_ends_of_s_acc_are_l_acc_and_g_acc_exactly(clients, seed, dtype, transposed):
+    matrix = random_matrix(clients, seed, dtype)
+    matrix = matrix.T if transposed else matrix
+    assert torch.equal(m.s_acc(matrix, 0.0, seed), m.l_acc(matrix))
+    assert torch.equal(m.s_acc(matrix, 1.0, seed), m.g_acc(matrix))
+    assert torch.equal(m.l_acc(matrix), matrix.diagonal().double())
+    np.testing.assert_allclose(m.g_acc(matrix).numpy(), matrix.double().numpy().mean(1), rtol=1e-13)
+
+
+def test_by_hand():
+    matrix = torch.tensor([[1.0, 0.5, 0.0], [0.2, 0.8, 0.6], [0.0, 0.0, 0.9]], dtype=torch.float64)
+    assert m.l_acc(matrix).tolist() == [1.0, 0.8, 0.9]
+    assert m.g_acc(matrix).tolist() == pytest.approx([0.5, 1.6 / 3, 0.3], rel=1e-14)
+    # c = 1/2 of two others is one other: the mean of the diagonal and one more entry of the row.
+    for row, value in enumerate(m.s_acc(matrix, 0.5, seed=4).tolist()):
+        others = [(matrix[row, row] + matrix[row, k]) / 2 for k in range(3) if k != row]
+        assert any(value == pytest.approx(float(other), rel=1e-14) for other in others)
+
+
+@given(st.integers(2, 25), st.floats(0, 1), st.floats(0, 1), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_company_has_the_right_size_and_grows_with_c(clients, one, other, seed):
+    small, large = (m.company(clients, c, seed) for c in sorted((one, other)))
+    assert bool(small.diagonal().all())
+    assert small.sum(1).tolist() == [1 + round(min(one, other) * (clients - 1))] * clients
+    assert not bool((small & ~large).any())
+    assert torch.equal(small, m.company(clients, min(one, other), seed))
+
+
+def test_company_is_drawn_for_each_client_and_seed():
+    drawn = m.company(40, 0.5, 1)
+    assert not torch.equal(drawn, m.company(40, 0.5, 2))
+    # A column's count is binomial about 19.5 + 1 with std 3.1: every client is company of some, none of all.
+    assert bool((drawn.sum(0) > 3).all())
+    assert bool((drawn.sum(0) < 40).all())
+
+
+def test_company_that_is_not_kept_does_not_count():
+    matrix = random_matrix(6, 0)
+    matrix[:, 2] = math.nan
+    kept = ~m.company(6, 0.4, 0)[:, 2]
+    assert torch.equal(m.s_acc(matrix, 0.4, 0).isnan(), ~kept)
+
+
+def test_read_gives_table_values():
+    matrix = random_matrix(5, 3)
+    readings = m.read(matrix, seed=1, fractions=(0.0, 0.5, 1.0), global_accuracy=torch.tensor([0.5, 1, 1, 1, 1]))
+    assert readings.synthetic[0.0].mean == readings.local.mean
+    assert readings.synthetic[1.0].mean == readings.everyone.mean
+    assert readings.global_model is not None
+    assert readings.global_model.mean == pytest.approx(0.9, rel=1e-14)
+    assert readings.global_model.std == pytest.approx(math.sqrt((0.4**2 + 4 * 0.1**2) / 5), rel=1e-12)
+    assert m.read(matrix, seed=1).global_model is None
+
+
+def test_refusals():
+    with pytest.raises(ConfigError, match="a row and a column"):
+        m.s_acc(torch.zeros(2, 3), 0.5, 0)
+    with pytest.raises(ConfigError, match=r"between 0 and 1, not 1\.5"):
+        m.s_acc(torch.zeros(2, 2), 1.5, 0)
+    with pytest.raises(PartitionError, match="client 1 has no test sample"):
+        m.equal_subsamples(torch.tensor([0, 3, 3, 5]), 0)
+    with pytest.raises(ConfigError, match="at_most=0"):
+        m.equal_subsamples(torch.tensor([0, 3]), 0, at_most=0)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(0, 4), st.none() | st.integers(1, 6))
+@settings(max_examples=40, deadline=None)
+def test_equal_subsamples(sizes, seed, at_most):
+    offsets = torch.tensor([0, *np.cumsum(sizes)])
+    places = m.equal_subsamples(offsets, seed, at_most)
+    size = min(sizes) if at_most is None else min(at_most, *sizes)
+    assert places.shape == (len(sizes), size)
+    for client, row in enumerate(places.tolist()):
+        assert row == sorted(set(row))
+        assert offsets[client] <= row[0]
+        assert row[-1] < offsets[client + 1]
+    assert torch.equal(places, m.equal_subsamples(offsets, seed, at_most))
+
+
+def test_equal_subsamples_are_drawn_fairly():
+    offsets = torch.tensor([0, *range(4, 8004, 8)])  # one client of 4 and 1000 of 8: half of each is drawn
+    places = m.equal_subsamples(offsets, 5)[1:] - offsets[1:-1].unsqueeze(1)
+    counts = torch.bincount(places.flatten(), minlength=8)
+    # Each place is drawn by half of 1000 clients: 500 with std 15.8.
+    assert bool(((counts - 500).abs() < 80).all())

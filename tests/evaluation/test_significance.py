@@ -1,0 +1,102 @@
+"""Paired tests and seeds, against exact counts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.errors import ConfigError
+from coterie.evaluation.significance import over_seeds, wilcoxon
+
+
+def exact(differences: list[float]) -> float:
+    """Count, over all signs, how often the smaller rank sum is at most the observed one (ties share their ranks)."""
+    size = np.abs(differences)
+    ranks = [np.mean([1 + np.sum(size < s), np.sum(size <= s)]) for s in size]
+    total = sum(ranks)
+    smaller = min(up := sum(r for r, d in zip(ranks, differences, strict=True) if d > 0), total - up)
+    hits = 0
+    for signs in itertools.product((0, 1), repeat=len(ranks)):
+        rising = sum(r for r, s in zip(ranks, signs, strict=True) if s)
+        hits += min(rising, total - rising) <= smaller + 1e-9
+    return hits / 2 ** len(ranks)
+
+
+def test_every_client_better():
+    # Ten clients, all in favour: only two of the 2**10 sign patterns are as extreme.
+    first = np.linspace(0.6, 0.95, 10)
+    found = wilcoxon(first, first - np.linspace(0.01, 0.1, 10))
+    assert found.pvalue == pytest.approx(2 / 2**10, rel=1e-12)
+    assert found.statistic == 0
+    assert (found.clients, found.ties, found.identical) == (10, 0, False)
+    assert found.median_difference == pytest.approx(0.055, rel=1e-9)
+
+
+@given(st.lists(st.integers(-6, 6).filter(bool), min_size=1, max_size=9))
+@settings(max_examples=40, deadline=None)
+def test_small_federations_are_exact(twentieths):
+    second = np.full(len(twentieths), 0.5)
+    found = wilcoxon(second + np.array(twentieths) / 20, second)
+    assert found.pvalue == pytest.approx(exact(twentieths), rel=1e-9)
+
+
+def test_rounding_does_not_break_ties():
+    # 0.9 - 0.8 is not 0.4 - 0.3 in floating point, but both are a tenth.
+    assert 0.9 - 0.8 != 0.4 - 0.3
+    found = wilcoxon([0.9, 0.3, 0.7], [0.8, 0.4, 0.4])
+    assert found.pvalue == pytest.approx(exact([1, -1, 3]), rel=1e-12)
+
+
+def test_symmetric():
+    first, second = [0.5, 0.7, 0.2, 0.9], [0.4, 0.9, 0.5, 0.85]
+    one, other = wilcoxon(first, second), wilcoxon(second, first)
+    assert (one.pvalue, one.statistic) == (other.pvalue, other.statistic)
+    assert one.median_difference == -other.median_difference
+
+
+def test_identical_methods():
+    found = wilcoxon([0.5, 0.7, 0.9], [0.5, 0.7, 0.9])
+    assert (found.pvalue, found.statistic, found.ties, found.identical) == (1.0, 0.0, 3, True)
+    assert found.median_difference == 0
+
+
+def test_equal_clients_say_nothing():
+    some, none = wilcoxon([0.5, 0.7, 0.9, 1.0], [0.4, 0.5, 0.6, 1.0]), wilcoxon([0.5, 0.7, 0.9], [0.4, 0.5, 0.6])
+    assert some.pvalue == none.pvalue == 2 / 2**3
+    assert (some.clients, some.ties) == (4, 1)
+
+
+def test_undefined_scores_are_left_out():
+    assert wilcoxon([0.5, math.nan, 0.9], [0.4, 0.5, 0.6]) == wilcoxon([0.5, 0.9], [0.4, 0.6])
+    nobody = wilcoxon([math.nan], [0.4])
+    assert nobody.clients == 0
+    assert math.isnan(nobody.pvalue)
+
+
+def test_many_clients_reach_small_p_values():
+    generator = np.random.default_rng(0)
+    base = generator.random(100)
+    found = wilcoxon(base + 0.02 + 0.01 * generator.random(100), base)
+    # All 100 in favour: the normal approximation puts the rank sum 2525 / sqrt(84587.5) = 8.7 deviations out.
+    assert found.pvalue < 1e-16
+    same = wilcoxon(base + 0.05 * generator.normal(size=100), base)
+    assert same.pvalue > 0.01
+
+
+def test_shapes_are_checked():
+    with pytest.raises(ConfigError, match="one score a client of both methods"):
+        wilcoxon([0.1, 0.2], [0.1])
+
+
+def test_seeds():
+    found = over_seeds([0.8, 0.9, 1.0])
+    assert (found.mean, found.seeds) == (pytest.approx(0.9, rel=1e-14), 3)
+    assert found.std == pytest.approx(0.1, rel=1e-12)  # squares 0.01 + 0.01 over 3 - 1
+    assert math.isnan(over_seeds([0.7]).std)
+    with pytest.raises(ConfigError, match="at least one"):
+        over_seeds([])
