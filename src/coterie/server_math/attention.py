@@ -1,0 +1,282 @@
+"""How much each client attends to each other client's model: FedACS, FedAMP and HeurFedAMP.
+
+- FedACS: row-normalised cosines of the models above a quantile of all cosines;
+- FedAMP: ``xi_ij = (alpha/sigma) exp(-|w_i - w_j|^2 / sigma)``, and what is left of 1 for the client itself;
+- HeurFedAMP: a fixed self weight, and a softmax of ``sigma cos(w_i, w_j)`` over the others.
+
+All weights are float64 matrices whose row ``i`` is over the models that client ``i`` mixes, and sum to one by row.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from coterie.errors import ConfigError
+from coterie.rows import column_blocks, cosines, gram, norms, squared_distances
+
+
+def quantile(values: Tensor, level: float) -> Tensor:
+    """Quantile with linear interpolation between order statistics, as NumPy's default, for any number of entries.
+
+    ``torch.quantile`` refuses more than 2**24 entries, which is the cosine matrix of 4,097 clients.
+
+    Parameters
+    ----------
+    values
+        Any shape, at least one entry.
+    level
+        Between 0 and 1.
+
+    Returns
+    -------
+    Tensor
+        A scalar of the values' type, equal to ``numpy.quantile`` to the last bit.
+
+    Examples
+    --------
+    >>> quantile(torch.tensor([3.0, 0.0, 1.0]), 0.75).item()
+    2.0
+    """
+    # Sorted, not selected: torch.kthvalue takes quadratic time on values that are in order already.
+    ordered = values.reshape(-1).sort().values
+    position = level * (ordered.numel() - 1)
+    below = math.floor(position)
+    share = position - below
+    low, high = ordered[below], ordered[min(below + 1, ordered.numel() - 1)]
+    # From the nearer end, so that the result is monotone in the level and exact at both ends.
+    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
+
+
+def select_by_quantile(cosines: Tensor, p: float, offdiag: bool = False) -> Tensor:
+    """Select for each client itself and those whose cosine is positive and strictly above the quantile.
+
+    Parameters
+    ----------
+    cosines
+        A symmetric matrix ``[clients, clients]`` with ones on its diagonal.
+    p
+        The level of the quantile, at most 1; at 0 or below every positive cosine is selected.
+    offdiag
+        Whether the quantile is over pairs of different clients only, so that ``p`` is the share of pairs rejected,
+        instead of over all entries.
+
+    Returns
+    -------
+    Tensor
+        A boolean matrix ``[clients, clients]``, true on the diagonal.
+
+    Raises
+    ------
+    ConfigError
+        If ``p`` is above 1 or not a number.
+    """
+    if not p <= 1.0:
+        raise ConfigError(f"p must be at most 1, but is {p}")
+    clients = cosines.shape[0]
+    itself = torch.eye(clients, dtype=torch.bool, device=cosines.device)
+    selected = cosines > 0
+    if p > 0 and clients > 1:
+        selected &= cosines > quantile(cosines[~itself] if offdiag else cosines, p)
+    # The threshold may be 1 itself: by the strict inequality alone a client would lose its own model, and everything.
+    return selected | itself
+
+
+def fedacs_weights(models: Tensor, p: float, *, offdiag: bool = False) -> Tensor:
+    """FedACS: cosines of the selected models, normalised by row.
+
+    Parameters
+    ----------
+    models
+        A matrix ``[clients, parameters]``, the participants' models.
+    p
+        The pick ratio: cosines at or below this quantile are not selected.
+    offdiag
+        Whether the quantile is over pairs of different clients only.
+
+    Returns
+    -------
+    Tensor
+        A float64 matrix ``[clients, clients]``, not negative, positive on its diagonal.
+
+    Examples
+    --------
+    >>> fedacs_weights(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 0.0)
+    tensor([[1., 0.],
+            [0., 1.]], dtype=torch.float64)
+    """
+    similarity = cosines(models)
+    chosen = torch.where(select_by_quantile(similarity, p, offdiag), similarity, 0.0)
+    return chosen / chosen.sum(1, keepdim=True)
+
+
+def median_squared_distance(models: Tensor, *, distances: Tensor | None = None) -> Tensor:
+    """Median squared distance between different clients' models: FedAMP's natural ``sigma``.
+
+    Clients that have not trained yet hold the same model. Where so many pairs coincide that the median is zero, it is
+    taken over the pairs that do not, for a ``sigma`` of zero would stop all attention; where all models coincide it is
+    1, since every ``sigma`` then gives the same weights.
+
+    Parameters
+    ----------
+    models
+        A matrix ``[clients, parameters]``.
+    distances
+        The squared distances of all pairs, if they are known already.
+
+    Returns
+    -------
+    Tensor
+        A positive float64 scalar.
+    """
+    known = squared_distances(models) if distances is None else distances.double()
+    first, second = torch.triu_indices(len(known), len(known), 1, device=known.device)
+    pairs = known[first, second]
+    if pairs.numel() == 0:
+        return torch.ones((), dtype=torch.float64, device=known.device)
+    # Distances are differences of float64 products of centred models: equal models may seem to lie this far apart.
+    rounding = 1e-14 * pairs.max() + 1e-30 * norms(models).max().square()
+    apart = pairs[pairs > rounding]
+    if apart.numel() == 0:
+        return torch.ones((), dtype=torch.float64, device=known.device)
+    median = quantile(pairs, 0.5)
+    return median if median > rounding else quantile(apart, 0.5)
+
+
+def fedamp_weights(
+    models: Tensor,
+    alpha_over_sigma: float,
+    sigma: float | Tensor,
+    guard: bool = True,
+    xi_min: float = 0.0,
+    *,
+    rows: Tensor | None = None,
+    distances: Tensor | None = None,
+) -> tuple[Tensor, int]:
+    """FedAMP: ``xi_ij = (alpha/sigma) exp(-|w_i - w_j|^2 / sigma)`` for others, ``1 - sum`` for the client itself.
+
+    Parameters
+    ----------
+    models
+        A matrix ``[clients, parameters]``.
+    alpha_over_sigma
+        The weight of an identical model, the paper's ``alpha_k / sigma``.
+    sigma
+        The squared distance at which attention has fallen by a factor ``e``.
+    guard
+        Whether a row whose attention to others exceeds ``1 - xi_min`` is scaled down to it; without, its self weight
+        is negative.
+    xi_min
+        The least self weight under the guard.
+    rows
+        The clients whose weights are wanted; ``None`` for all, in order.
+    distances
+        The squared distances from those clients to all models, if they are known already.
+
+    Returns
+    -------
+    xi : Tensor
+        A float64 matrix ``[rows, clients]``.
+    guarded : int
+        How many rows the guard scaled down.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range.
+    """
+    width = float(sigma)
+    if not (math.isfinite(alpha_over_sigma) and alpha_over_sigma >= 0):
+        raise ConfigError(f"alpha_over_sigma must be a finite number of at least 0, but is {alpha_over_sigma}")
+    if not (math.isfinite(width) and width > 0):
+        raise ConfigError(f"sigma must be a finite number above 0, but is {width}")
+    if not 0 <= xi_min <= 1:
+        raise ConfigError(f"xi_min must lie in [0, 1], but is {xi_min}")
+    known = _squared_distances(models, rows) if distances is None else distances.double()
+    xi = alpha_over_sigma * torch.exp(-known / width)
+    place, itself = _own_places(xi, rows)
+    xi[place, itself] = 0.0
+    others = xi.sum(1)
+    own = 1 - others
+    over = others > 1 - xi_min if guard else torch.zeros_like(others, dtype=torch.bool)
+    xi = torch.where(over.unsqueeze(1), xi * ((1 - xi_min) / others).unsqueeze(1), xi)
+    xi[place, itself] = torch.where(over, xi_min, own)
+    return xi, int(over.sum())
+
+
+def heurfedamp_weights(
+    models: Tensor, sigma: float, self_weight: float | Tensor, *, rows: Tensor | None = None
+) -> Tensor:
+    """HeurFedAMP: a given self weight, the rest by a softmax of ``sigma cos(w_i, w_j)`` over the others.
+
+    Parameters
+    ----------
+    models
+        A matrix ``[clients, parameters]``.
+    sigma
+        How sharply attention prefers the most similar models; 0 is uniform.
+    self_weight
+        ``xi_ii`` in [0, 1], one for all or one a client (of ``models``, not of ``rows``).
+    rows
+        The clients whose weights are wanted; ``None`` for all, in order.
+
+    Returns
+    -------
+    Tensor
+        A float64 matrix ``[rows, clients]``; one client alone has weight 1.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of its range.
+    """
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ConfigError(f"sigma must be a finite number of at least 0, but is {sigma}")
+    clients = models.shape[0]
+    own = torch.as_tensor(self_weight, dtype=torch.float64, device=models.device)
+    if own.dim() > 1 or (own.dim() == 1 and own.shape[0] != clients):
+        raise ConfigError(
+            f"self_weight must be one number or one a client ({clients}), but has shape {list(own.shape)}"
+        )
+    if not bool(((own >= 0) & (own <= 1)).all()):
+        raise ConfigError(f"self_weight must lie in [0, 1], but is {own.tolist()}")
+    similarity = cosines(models) if rows is None else _cosines_of(models, rows)
+    place, itself = _own_places(similarity, rows)
+    own = own.expand(clients)[itself]
+    if clients == 1:
+        return torch.ones_like(similarity)
+    similarity[place, itself] = -torch.inf
+    # Shifted by the row's largest before sigma multiplies it: sigma may be large enough to overflow an exponential.
+    best = similarity.amax(1, keepdim=True)
+    attention = torch.exp(sigma * (similarity - best).masked_fill(similarity.isneginf(), 0.0))
+    attention[place, itself] = 0.0
+    xi = attention * ((1 - own) / attention.sum(1)).unsqueeze(1)
+    xi[place, itself] = own
+    return xi
+
+
+def _own_places(weights: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Row and column of every client's own entry."""
+    place = torch.arange(weights.shape[0], device=weights.device)
+    return place, place if rows is None else rows.to(weights.device)
+
+
+def _cosines_of(models: Tensor, rows: Tensor) -> Tensor:
+    length = norms(models)
+    length = torch.where(length > 0, length, torch.ones_like(length))
+    return (gram(models[rows], models) / length[rows].unsqueeze(1) / length).clamp(-1.0, 1.0)
+
+
+def _squared_distances(models: Tensor, rows: Tensor | None) -> Tensor:
+    if rows is None:
+        return squared_distances(models)
+    products = torch.zeros(len(rows), models.shape[0], dtype=torch.float64, device=models.device)
+    square = torch.zeros(models.shape[0], dtype=torch.float64, device=models.device)
+    for block in column_blocks(models):
+        wide = block.double()
+        wide = wide - wide.mean(0)  # distances are small differences of large numbers otherwise
+        products.addmm_(wide[rows], wide.T)
+        square += wide.square().sum(1)
+    return (square[rows].unsqueeze(1) + square - 2 * products).clamp_min(0)
