@@ -1,0 +1,96 @@
+"""Where the time of a round goes on a GPU: kernels, and the host's phases.
+
+python benchmarks/profile_gpu.py
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gpu import DEVICE, randomness, samples_of, simulation, synchronise
+
+from coterie.engines import batched, recorded
+from coterie.engines.base import Engine
+
+
+def kernels(title: str, simulated: Any, cohort: int, top: int = 14) -> None:
+    total = simulated.engine.samples.clients
+
+    def play(number: int) -> None:
+        drawn = randomness.stream(1, "benchmark cohort", number).choice(total, size=cohort, replace=False)
+        simulated.play_round(torch.from_numpy(drawn).sort().values.to(DEVICE), number)
+
+    for number in (1, 2, 3):
+        play(number)
+    synchronise()
+    spent: dict[str, float] = {}
+
+    def clocked(owner: Any, name: str) -> Any:
+        original = getattr(owner, name)
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            synchronise()
+            began = time.perf_counter()
+            out = original(*args, **kwargs)
+            synchronise()
+            spent[name] = spent.get(name, 0.0) + (time.perf_counter() - began) * 1e3
+            return out
+
+        setattr(owner, name, wrapper)
+        return original
+
+    places = [
+        (batched, "make_schedule"),
+        (recorded.Recording, "play"),
+        (recorded.Recording, "_load"),
+        (type(simulated.engine), "run"),
+        (type(simulated.engine), "_run_chunk"),
+        (type(simulated.clients), "scatter"),
+        (type(simulated.clients), "gather"),
+        (type(simulated), "_deliver"),
+        (Engine, "here"),
+    ]
+    originals = [(owner, name, clocked(owner, name)) for owner, name in places]
+    began = time.perf_counter()
+    play(4)
+    synchronise()
+    whole = (time.perf_counter() - began) * 1e3
+    for owner, name, original in originals:
+        setattr(owner, name, original)
+    print(f"== {title}: {whole:.2f} ms with clocks; " + ", ".join(f"{k} {v:.2f}" for k, v in spent.items()))
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
+        play(5)
+        synchronise()
+    averages = [e for e in prof.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
+    averages.sort(key=lambda e: -e.self_device_time_total)
+    everything = sum(e.self_device_time_total for e in averages)
+    print(f"   kernels {everything / 1e3:.2f} ms, {sum(e.count for e in averages)} launches")
+    for e in averages[:top]:
+        print(f"   {e.self_device_time_total / 1e3:8.3f} ms {e.count:6d}x  {e.key[:110]}")
+
+
+def main() -> None:
+    one = {"local_epochs": 1, "batch_size": 10, "lr": 0.05}
+    images = samples_of([50] * 1000, (3, 32, 32))
+    for options in (
+        {"convolution": "unfold", "tf32": False},
+        {"convolution": "grouped", "tf32": False},
+        {"convolution": "grouped", "tf32": True},
+    ):
+        kernels(f"pfl {options}", simulation("fedavg", one, "cnn_pfl", images, **options), 50)
+    flat = samples_of([500] * 100, (1, 28, 28))
+    kernels("mlp", simulation("fedavg", one | {"batch_size": 50}, "mlp", flat), 100)
+    ragged = samples_of([400 + 250 * i for i in range(20)], (1, 28, 28))
+    kernels("pfllib grouped", simulation("fedavg", one, "cnn_pfllib", ragged, convolution="grouped"), 20)
+    kernels("pfllib unfold", simulation("fedavg", one, "cnn_pfllib", ragged, convolution="unfold"), 20)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The methods, one file each; :mod:`coterie.algorithms.base` is what they are written in."""
+
+from coterie.algorithms.base import (
+    Algorithm,
+    Ask,
+    Batch,
+    Cohort,
+    Fold,
+    Here,
+    Info,
+    Message,
+    Minibatches,
+    Net,
+    Personalise,
+    Replies,
+    Round,
+    Start,
+    State,
+    Task,
+    Weights,
+    Whole,
+)
+from coterie.algorithms.local_training import LocalTraining, Optimiser, ProximalTraining
+from coterie.algorithms.registry import get, make, names, register
+
+__all__ = [
+    "Algorithm",
+    "Ask",
+    "Batch",
+    "Cohort",
+    "Fold",
+    "Here",
+    "Info",
+    "LocalTraining",
+    "Message",
+    "Minibatches",
+    "Net",
+    "Optimiser",
+    "Personalise",
+    "ProximalTraining",
+    "Replies",
+    "Round",
+    "Start",
+    "State",
+    "Task",
+    "Weights",
+    "Whole",
+    "get",
+    "make",
+    "names",
+    "register",
+]

@@ -1,0 +1,235 @@
+"""What an algorithm is: a server's half that asks, a client's half that folds over its data.
+
+An :class:`Algorithm` is one frozen, validated object whose fields are its hyper-parameters.
+
+- The **server's half** is the generator :meth:`Algorithm.round`. It yields an :class:`Ask` (which task, with which
+  messages) and is handed :class:`Replies`: rows with their client numbers, always in increasing order of client and
+  possibly fewer than were asked. It sees nothing but what was sent.
+- The **client's half** is a :class:`Task`: :meth:`Task.start`, a sequence of :class:`Fold` over the client's samples,
+  :meth:`Task.finish`. It is written on rows and never mixes rows: a simulation hands it the rows of a whole cohort, a
+  real node hands it one.
+
+State is explicit: dictionaries of named tensors. The server's state belongs to the server; the clients' state has a row
+per client and never leaves the client. Together they are the checkpoint.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Generator
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from coterie.algorithms.client import Batch, Fold, Here, Minibatches, Net, Task, Whole
+from coterie.algorithms.messages import Ask, Cohort, Message, Replies, Start, Weights
+from coterie.rows import Rows
+
+__all__ = [
+    "Algorithm",
+    "Ask",
+    "Batch",
+    "Cohort",
+    "Fold",
+    "Here",
+    "Info",
+    "Message",
+    "Minibatches",
+    "Net",
+    "Personalise",
+    "Replies",
+    "Round",
+    "Start",
+    "State",
+    "Task",
+    "Weights",
+    "Whole",
+]
+
+State = dict[str, Tensor]
+"""The server's named tensors."""
+
+Info = dict[str, "Tensor | Weights"]
+"""What a round reports beside its state: numbers to record, and :class:`Weights` of collaboration."""
+
+Round = Generator[Ask, Replies, tuple[State, Info]]
+"""The server's half of a round: yields asks, is handed replies, returns the new server state and what to record."""
+
+Personalise = Generator[Ask, Replies, Message]
+"""Like :data:`Round`, but for evaluation: its effects on clients are dropped, and it returns a last message."""
+
+
+def _nothing() -> Personalise:
+    yield from ()
+    return Message()
+
+
+class Algorithm(BaseModel, abc.ABC):
+    """A federated method: both halves, in one place; the fields are its hyper-parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: ClassVar[str]
+    """The registry's name, which is the file's name."""
+    title: ClassVar[str]
+    """How people write it."""
+    citation: ClassVar[str]
+    """Where it comes from."""
+    has_personal: ClassVar[bool] = True
+    """Whether it makes a model for each client."""
+    has_global: ClassVar[bool] = False
+    """Whether it makes one model for all."""
+    derived_global: ClassVar[bool] = False
+    """Whether the global model is ours (the mean of the personal ones) rather than the method's."""
+    has_hybrid: ClassVar[bool] = False
+    """Whether the method chooses, for each client, between its personal and the global model."""
+
+    @abc.abstractmethod
+    def init(self, start: Start) -> tuple[State, Rows]:
+        """Make the state before the first round.
+
+        Parameters
+        ----------
+        start
+            The initial model and what is known of the federation.
+
+        Returns
+        -------
+        tuple
+            The server's state, and the clients' state with a row per client.
+        """
+
+    @abc.abstractmethod
+    def tasks(self) -> dict[str, Task]:
+        """Give the client's half.
+
+        Returns
+        -------
+        dict of str to Task
+            Tasks by the names that asks use.
+        """
+
+    @abc.abstractmethod
+    def round(self, server: State, cohort: Cohort) -> Round:
+        """Play the server's half of a round.
+
+        Parameters
+        ----------
+        server
+            The server's state.
+        cohort
+            The clients of this round.
+
+        Returns
+        -------
+        Round
+            A generator of asks that returns the new server state and what to record.
+        """
+
+    def personalise(self, server: State, cohort: Cohort) -> Personalise:
+        """Prepare personal models for evaluation; what it does to clients is dropped afterwards.
+
+        Parameters
+        ----------
+        server
+            The server's state.
+        cohort
+            The clients to evaluate.
+
+        Returns
+        -------
+        Personalise
+            A generator of asks that returns a last message, from which and from its own state each client makes its
+            model with :meth:`personal`. By default it asks nothing and says nothing.
+        """
+        return _nothing()
+
+    def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
+        """Make the personal models, on the clients.
+
+        Parameters
+        ----------
+        here
+            What the clients know about themselves.
+        state
+            Their state.
+        message
+            The last message of :meth:`personalise`, as rows.
+
+        Returns
+        -------
+        Rows
+            What :meth:`predict` needs, a row per client.
+        """
+        return {"w": state["w"]}
+
+    def global_model(self, server: State) -> Rows | None:
+        """Give the global model, if there is one.
+
+        Parameters
+        ----------
+        server
+            The server's state.
+
+        Returns
+        -------
+        Rows or None
+            What :meth:`predict` needs, without a client axis.
+        """
+        return None
+
+    def other_models(self, server: State) -> dict[str, Rows]:
+        """Give further models for each client that are worth a line in the records.
+
+        Parameters
+        ----------
+        server
+            The server's state.
+
+        Returns
+        -------
+        dict of str to Rows
+            By name, what :meth:`predict` needs, a row per client of the federation.
+        """
+        return {}
+
+    def predict(self, net: Net, rows: Rows, x: Tensor) -> Tensor:
+        """Apply a model that :meth:`personal` or :meth:`global_model` made.
+
+        Parameters
+        ----------
+        net
+            The model.
+        rows
+            Its parameters, a row per client.
+        x
+            Samples ``[rows, samples, ...]``.
+
+        Returns
+        -------
+        Tensor
+            Outputs ``[rows, samples, ...]``.
+        """
+        return net.outputs(rows["w"], x)
+
+    @classmethod
+    def summary(cls) -> str:
+        """Give the first line of the class's docstring.
+
+        Returns
+        -------
+        str
+            One line.
+        """
+        return (cls.__doc__ or "").strip().split("\n")[0]
+
+    def settings(self) -> dict[str, Any]:
+        """Give the hyper-parameters.
+
+        Returns
+        -------
+        dict of str to object
+            Plain values, fit for a YAML file.
+        """
+        return self.model_dump(mode="json")

@@ -1,0 +1,68 @@
+"""FedAvg: federated averaging.
+
+McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep networks from
+decentralized data", AISTATS 2017.
+
+::
+
+    client i ∈ S:   w_i ← E epochs of SGD on f_i, starting from w
+    server:         w ← Σ_{i∈S} p_i w_i,    p_i = N_i / Σ_{k∈S} N_k
+
+The global model is ``w``. A client's personal model is its ``w_i`` of its last participation, before aggregation.
+
+Departures from the paper: none. The shares ``p_i`` are taken anew each round over those that replied; ``aggregator``
+offers robust means in place of the weighted one.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from coterie.algorithms.base import Ask, Cohort, Message, Round, State
+from coterie.algorithms.local_training import GlobalTraining
+from coterie.server_math.robust import aggregate
+
+
+class FedAvg(GlobalTraining):
+    """One global model: the average of locally trained copies."""
+
+    name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "FedAvg"
+    citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    aggregator: Literal["mean", "median", "trimmed_mean", "krum", "multi_krum"] = Field(
+        "mean", description="how the server joins the clients' models"
+    )
+    byzantine: int = Field(0, ge=0, description="clients assumed malicious in a round, for the robust aggregators")
+
+    @model_validator(mode="after")
+    def _byzantine_has_a_use(self) -> FedAvg:
+        if self.byzantine and self.aggregator in ("mean", "median"):
+            raise ValueError(f"byzantine={self.byzantine} has no effect with aggregator={self.aggregator}")
+        return self
+
+    def round(self, server: State, cohort: Cohort) -> Round:
+        """Broadcast, train, average; see :meth:`Algorithm.round`."""
+        replies = yield Ask("train", Message(shared={"w": server["w"]}))
+        return {"w": self.join(replies["w"], cohort.shares(replies.clients))}, {}
+
+    def join(self, models: Tensor, shares: Tensor) -> Tensor:
+        """Join the clients' models into one.
+
+        Parameters
+        ----------
+        models
+            The models that came back ``[clients, parameters]``.
+        shares
+            Each client's part of the samples, which only the mean looks at.
+
+        Returns
+        -------
+        Tensor
+            One model ``[parameters]``.
+        """
+        options = {} if self.aggregator in ("mean", "median") else {"f": self.byzantine}
+        return aggregate(self.aggregator, models, shares, **options)

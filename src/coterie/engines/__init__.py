@@ -1,0 +1,1 @@
+"""What computes: the oracle, the fast engine, and the simulation that plays the two halves of an algorithm."""

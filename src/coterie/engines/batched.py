@@ -1,0 +1,296 @@
+"""The fast engine: all rows of a cohort in one computation.
+
+Rows are sorted by how much data they have, so that those that are done drop out and nothing is computed for them, and
+cut into chunks: on a GPU as many rows as fit its memory, on a CPU as many as stay in its cache through all their steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie import matrix_units, randomness
+from coterie.algorithms.base import Batch, Fold, Minibatches, Net, Task
+from coterie.engines.base import Call, Engine, Predict, join, take
+from coterie.engines.layers import Convolution
+from coterie.engines.nets import Kernel, ModuleNet, VmapNet, agrees, make_net
+from coterie.engines.recorded import Recording
+from coterie.engines.schedule import Schedule, make_schedule
+from coterie.engines.store import Samples, Split
+from coterie.problems import Problem
+from coterie.rows import Rows
+
+_CPU_CHUNK_BYTES = 2**23
+_PREDICT_ELEMENTS = 2**24
+_RECORDINGS = 16
+
+
+class BatchedEngine(Engine):
+    """Runs all clients of a chunk at once.
+
+    Parameters
+    ----------
+    problem
+        What is learnt.
+    samples
+        The federation's samples.
+    seed
+        The experiment's seed.
+    kernel
+        How the model is applied to rows; ``None`` chooses for the model and device.
+    convolution
+        How convolutions are computed; ``None`` chooses.
+    chunk
+        Rows computed at once; ``None`` chooses.
+    compile_steps
+        Compile the clients' steps with ``torch.compile``; takes a while at the start.
+    record
+        Run steps on fixed buffers, recorded as CUDA graphs on a GPU; ``None`` does so on a GPU.
+    tf32
+        Let a GPU's matrix units round inputs to TF32: faster, and off by about 1e-3.
+    """
+
+    name = "batched"
+
+    def __init__(
+        self,
+        problem: Problem,
+        samples: Samples,
+        seed: int,
+        *,
+        kernel: Kernel | None = None,
+        convolution: Convolution | None = None,
+        chunk: int | None = None,
+        compile_steps: bool = False,
+        record: bool | None = None,
+        tf32: bool = False,
+    ) -> None:
+        super().__init__(problem, samples, seed)
+        on_cpu = self.device.type == "cpu"
+        self.convolution: Convolution = convolution or "auto"
+        self.kernel: Kernel = kernel or "stacked"
+        net = make_net(problem.module, problem.layout, self.kernel, self.convolution)
+        if not isinstance(net, ModuleNet | VmapNet) and not agrees(
+            net, ModuleNet(problem.module, problem.layout), self._probe(), 1e-4
+        ):
+            net = VmapNet(problem.module, problem.layout)
+        if isinstance(net, VmapNet):
+            self.kernel = "vmap"
+        self._net = net
+        self.chunk = chunk or self._memory_chunk()
+        self.compile_steps = compile_steps
+        self.record = (not on_cpu) if record is None else record
+        self.tf32 = tf32
+        self._recordings: dict[tuple[Hashable, ...], tuple[Task, Recording]] = {}
+
+    @property
+    def net(self) -> Net:
+        """The model."""
+        return self._net
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What decides the last bits of a result: kernels, chunks, threads."""
+        own = {"kernel": self.kernel, "convolution": self.convolution, "chunk": self.chunk}
+        return super().choices | own | {"compile": self.compile_steps, "record": self.record, "tf32": self.tf32}
+
+    def _probe(self) -> Tensor:
+        index = torch.arange(6, device=self.device).remainder(len(self.samples.y)).view(2, 3)
+        return self.samples.gather(index, torch.zeros(2, dtype=torch.int64, device=self.device))[0]
+
+    def _memory_chunk(self) -> int | None:
+        if self.device.type == "cpu":
+            return None
+        row = self.problem.layout.size * self.problem.start.element_size()
+        free, _ = torch.cuda.mem_get_info(self.device)
+        # Parameters, gradient, new parameters, an optimiser's two slots, the centre, and activations of that order.
+        return int(max(1, min(4096, 0.6 * free // (16 * row))))
+
+    def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
+        """Run a task; see :meth:`Engine.run`."""
+        host = clients.cpu()
+        order = torch.argsort(self.host_sizes["train"][host], descending=True, stable=True)
+        chunk = self.chunk or self._cache_chunk(task)
+        with matrix_units.tf32(self.tf32):
+            if len(host) <= chunk and torch.equal(order, torch.arange(len(order))):
+                return self._run_chunk(task, clients, host, state, message, call)
+            chunks = order.to(self.device).split(chunk)
+            parts = [
+                self._run_chunk(task, clients[places], mine, take(state, places), _pick(message, places), call)
+                for places, mine in zip(chunks, host[order].split(chunk), strict=True)
+            ]
+        known: dict[tuple[int, ...], Tensor] = {}  # a model that is kept and also sent is put together once
+        changes = _scattered([change for change, _ in parts], chunks, known)
+        return changes, _scattered([reply for _, reply in parts], chunks, known)
+
+    def _cache_chunk(self, task: Task) -> int:
+        """As many rows as stay in a CPU's cache with their samples through all their steps."""
+        largest = max((min(fold.over.size or 256, 256) for fold in task.folds()), default=0)
+        sample = self.samples.x[0].numel() * self.problem.start.element_size()
+        row = self.problem.layout.size * self.problem.start.element_size()
+        return max(1, min(128, _CPU_CHUNK_BYTES // (row + largest * sample)))
+
+    def _run_chunk(
+        self, task: Task, clients: Tensor, host: Tensor, state: Rows, message: Rows, call: Call
+    ) -> tuple[Rows, Rows]:
+        here = self.here(clients, call, host)
+        work = task.start(here, state, message)
+        for number, fold in enumerate(task.folds()):
+            schedule = make_schedule(self, fold.over, host, call, number)
+            dropout = None
+            if isinstance(fold.over, Minibatches) and (self._net.draws or self.samples.noise is not None):
+                dropout = self.key("dropout", host, call, number).to(self.device)
+            work = self._fold(task, fold, number, schedule, work, clients, dropout)
+            if fold.then is not None:
+                work = fold.then(here, work)
+        return task.finish(here, work)
+
+    def _fold(
+        self,
+        task: Task,
+        fold: Fold,
+        number: int,
+        schedule: Schedule,
+        work: Rows,
+        clients: Tensor,
+        dropout: Tensor | None,
+    ) -> Rows:
+        if schedule.order is not None:
+            work, clients = take(work, schedule.order), clients[schedule.order]
+            dropout = None if dropout is None else dropout[schedule.order]
+        weights = self._weights(schedule)
+        if self.record or self.compile_steps:
+            recording = self._recording(task, fold, number, schedule, work)
+            work = recording.play(schedule, work, clients, dropout, weights[0])
+            return work if schedule.order is None else take(work, torch.argsort(schedule.order))
+        draws, _, rows, width = schedule.index.shape
+        x = self.samples.x
+        memory = [x.new_empty(rows * width, *x.shape[1:]) for _ in range(draws)]
+        done: list[Rows] = []
+        for begin, end, active in schedule.segments():
+            rows = len(next(iter(work.values())))
+            if active < rows:
+                done.append(take(work, slice(active, rows)))
+                work = take(work, slice(0, active))
+            for at in range(begin, end):
+                batches = list(self._batches(schedule, weights, at, active, clients, dropout, memory))
+                work = fold.step(work, *batches)
+        work = join([work, *reversed(done)])
+        return work if schedule.order is None else take(work, torch.argsort(schedule.order))
+
+    def _weights(self, schedule: Schedule) -> tuple[Tensor, Tensor]:
+        counts = schedule.counts.to(self.samples.dtype)
+        width = schedule.index.shape[-1]
+        real = torch.arange(width, device=counts.device) < schedule.counts.unsqueeze(-1)
+        weight = real.to(counts.dtype) / counts.clamp_min(1).unsqueeze(-1)
+        return weight, counts / schedule.sizes.clamp_min(1)
+
+    def _batches(
+        self,
+        schedule: Schedule,
+        weights: tuple[Tensor, Tensor],
+        at: int,
+        active: int,
+        clients: Tensor,
+        dropout: Tensor | None,
+        memory: list[Tensor],
+    ) -> Iterator[Batch]:
+        weight, share = weights
+        draws = len(schedule.index)
+        for draw in range(draws):
+            key = None if dropout is None else randomness.fold_in(dropout[:active], at * draws + draw)
+            x, y = self.samples.gather(schedule.index[draw, at, :active], clients[:active], key, memory[draw])
+            yield Batch(self._net, self.problem.loss, x, y, weight[at, :active], share[at, :active], key)
+
+    def _recording(self, task: Task, fold: Fold, number: int, schedule: Schedule, work: Rows) -> Recording:
+        """Give the recording of this fold for so many rows: one for all rounds, as long as it is the same task."""
+        shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in work.items())
+        draws, steps, _, width = schedule.index.shape
+        key = (id(task), number, draws, width, shapes)
+        held = self._recordings.pop(key, None)
+        if held is None or held[1].capacity < steps:
+            step = torch.compile(fold.step, dynamic=False) if self.compile_steps else fold.step
+            room = 1 << (steps - 1).bit_length() if steps else 0  # so that a slightly longer round finds room too
+            held = (task, Recording(self._net, self.problem.loss, self.samples, fold, room, step))
+        self._recordings[key] = held  # with the task, so that its id stays its own; the newest last
+        while len(self._recordings) > _RECORDINGS:
+            self._recordings.pop(next(iter(self._recordings)))
+        return held[1]
+
+    def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
+        """Apply each client's model to its own samples; see :meth:`Engine.predict`."""
+        with torch.no_grad(), matrix_units.tf32(self.tf32):
+            if shared:
+                return self._predict_shared(predict, rows, clients, split)
+            return self._predict_each(predict, rows, clients, split)
+
+    def _flat_index(self, clients: Tensor, split: Split) -> Tensor:
+        ragged = self.samples.splits[split]
+        sizes = self.sizes[split][clients]
+        begin = torch.repeat_interleave(ragged.offsets[clients] - sizes.cumsum(0) + sizes, sizes)
+        return ragged.flat[begin + torch.arange(len(begin), device=begin.device)]
+
+    def _predict_shared(self, predict: Predict, rows: Rows, clients: Tensor, split: Split) -> Tensor:
+        index = self._flat_index(clients, split)
+        model = {name: value.unsqueeze(0) for name, value in rows.items()}
+        block = max(1, _PREDICT_ELEMENTS // max(1, self.samples.x[0].numel()))
+        pieces = []
+        for part in index.split(min(block, 4096)):
+            x, _ = self.samples.gather(part.unsqueeze(0), clients[:1])
+            pieces.append(predict(self._net, model, x)[0])
+        return torch.cat(pieces)
+
+    def _predict_each(self, predict: Predict, rows: Rows, clients: Tensor, split: Split) -> Tensor:
+        sizes, ragged = self.sizes[split][clients], self.samples.splits[split]
+        starts = sizes.cumsum(0) - sizes
+        out: Tensor | None = None
+        # Clients of similar size together, so that little of a padded block is padding.
+        order = torch.argsort(sizes, descending=True, stable=True)
+        for places in order.split(self.chunk or 128):
+            longest = int(sizes[places[0]])
+            if longest == 0:
+                break
+            step = max(1, min(longest, _PREDICT_ELEMENTS // max(1, len(places) * self.samples.x[0].numel())))
+            model = take(rows, places)
+            for begin in range(0, longest, step):
+                place = torch.arange(begin, min(begin + step, longest), device=self.device)
+                real = place < sizes[places].unsqueeze(1)
+                within = torch.minimum(place.expand(len(places), -1), (sizes[places] - 1).clamp_min(0).unsqueeze(1))
+                flat = (ragged.offsets[clients[places]].unsqueeze(1) + within).clamp_max(len(ragged.flat) - 1)
+                x, _ = self.samples.gather(ragged.flat[flat], clients[places])
+                outputs = predict(self._net, model, x)
+                if out is None:
+                    out = outputs.new_empty(int(sizes.sum()), *outputs.shape[2:])
+                out[(starts[places].unsqueeze(1) + within)[real]] = outputs[real]
+        if out is None:
+            width = self.problem.module(self._probe()[0]).shape[1:]
+            out = self.problem.start.new_empty(0, *width)
+        return out
+
+
+def _pick(message: Rows, places: Tensor) -> Rows:
+    # What all got alike is one row repeated with stride 0: taking rows of it must not copy it.
+    return {
+        name: value[:1].expand(len(places), *value.shape[1:])
+        if value.shape[0] > 1 and value.stride(0) == 0
+        else value[places]
+        for name, value in message.items()
+    }
+
+
+def _scattered(parts: list[Rows], chunks: tuple[Tensor, ...], known: dict[tuple[int, ...], Tensor]) -> Rows:
+    """Put the rows of all chunks together in the order of the clients."""
+    out: Rows = {}
+    for name in parts[0]:
+        pieces = [part[name] for part in parts]
+        seen = tuple(map(id, pieces))
+        if seen not in known:
+            whole = pieces[0].new_empty(sum(map(len, pieces)), *pieces[0].shape[1:])
+            for places, piece in zip(chunks, pieces, strict=True):
+                whole.index_copy_(0, places, piece)
+            known[seen] = whole
+        out[name] = known[seen]
+    return out

@@ -1,0 +1,180 @@
+"""Folds on buffers that stay where they are, so that a step can be recorded once and played again.
+
+On a GPU the steps of federated learning are short, and most of their time would go into launching kernels. So the rows,
+the table of samples and the step's number live in fixed buffers; one step is recorded as a CUDA graph and replayed for
+every step of every round. Rows that are done would change the shape: their result is copied out, and the graph goes on
+with the next power of two of rows, whose padding rows compute what nobody reads. That keeps the number of recordings
+to the logarithm of the number of rows.
+
+On a CPU the same code runs without the recording, which is how its logic is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coterie import randomness
+from coterie.algorithms.base import Batch, Fold, Net
+from coterie.engines.base import join, take
+from coterie.engines.schedule import Schedule
+from coterie.engines.store import Samples
+from coterie.rows import Rows
+
+
+def bucket(rows: int, most: int) -> int:
+    """Give the next power of two, but no more than there are.
+
+    Parameters
+    ----------
+    rows
+        Rows that are needed.
+    most
+        Rows that there are.
+
+    Returns
+    -------
+    int
+        Rows to compute.
+    """
+    return min(most, 1 << max(0, rows - 1).bit_length())
+
+
+@dataclass
+class Recording:
+    """The buffers of one fold, and its recorded steps.
+
+    Parameters
+    ----------
+    net
+        The model.
+    per_sample
+        Loss of each sample.
+    samples
+        The federation's samples.
+    fold
+        The fold.
+    capacity
+        Steps that the tables have room for.
+    step
+        Computes one step: :attr:`Fold.step`, or a compiled form of it.
+    """
+
+    net: Net
+    per_sample: Callable[[Tensor, Tensor], Tensor]
+    samples: Samples
+    fold: Fold
+    capacity: int
+    step: Callable[..., Rows]
+    _buffers: Rows = field(default_factory=dict)
+    _work: Rows = field(default_factory=dict)
+    _replays: dict[int, Callable[[], None]] = field(default_factory=dict)
+
+    def play(self, schedule: Schedule, work: Rows, clients: Tensor, dropout: Tensor | None, weight: Tensor) -> Rows:
+        """Run the fold.
+
+        Parameters
+        ----------
+        schedule
+            Which samples each row sees; the rows lie in its order.
+        work
+            Working rows.
+        clients
+            The rows' clients.
+        dropout
+            Dropout keys of the rows, or ``None`` in a pass that evaluates.
+        weight
+            Weights of the samples ``[steps, rows, samples]``.
+
+        Returns
+        -------
+        Rows
+            Working rows after the fold.
+        """
+        rows = len(clients)
+        segments = schedule.segments()
+        if not segments:
+            return work
+        self._load(schedule, work, clients, dropout, weight)
+        missing = {bucket(active, rows) for _, _, active in segments} - self._replays.keys()
+        for size in sorted(missing, reverse=True):
+            self._replays[size] = self._record(size)
+        if missing:
+            self._load(schedule, work, clients, dropout, weight)
+        done: list[Rows] = []
+        left = rows
+        for begin, end, active in segments:
+            if active < left:
+                done.append({name: value[active:left].clone() for name, value in self._work.items()})
+                left = active
+            replay = self._replays[bucket(active, rows)]
+            for _ in range(begin, end):
+                replay()
+        last = {name: value[:left].clone() for name, value in self._work.items()}
+        return join([last, *reversed(done)])
+
+    def _load(self, schedule: Schedule, work: Rows, clients: Tensor, dropout: Tensor | None, weight: Tensor) -> None:
+        steps = len(schedule.counts)
+        given = {
+            "index": schedule.index,
+            "weight": weight,
+            "share": schedule.counts.to(weight.dtype) / schedule.sizes.clamp_min(1),
+            "clients": clients,
+        } | ({} if dropout is None else {"dropout": dropout})
+        if not self._buffers:
+            for name, value in given.items():
+                shape = list(value.shape)
+                if name in ("index", "weight", "share"):
+                    shape[1 if name == "index" else 0] = self.capacity
+                self._buffers[name] = torch.zeros(shape, dtype=value.dtype, device=value.device)
+            self._buffers["at"] = torch.zeros(1, dtype=torch.int64, device=clients.device)
+            self._work = {
+                name: torch.empty_like(value, memory_format=torch.contiguous_format) for name, value in work.items()
+            }
+        for name, value in given.items():
+            target = self._buffers[name]
+            if name == "index":
+                target[:, :steps].copy_(value)
+            else:
+                target[: len(value)].copy_(value)
+        self._buffers["at"].zero_()
+        for name, value in work.items():
+            self._work[name].copy_(value)
+
+    def _one_step(self, rows: int) -> None:
+        at = self._buffers["at"]
+        index = self._buffers["index"].index_select(1, at)[:, 0, :rows]
+        weight = self._buffers["weight"].index_select(0, at)[0, :rows]
+        share = self._buffers["share"].index_select(0, at)[0, :rows]
+        clients = self._buffers["clients"][:rows]
+        batches = []
+        for draw in range(len(index)):
+            key = None
+            if "dropout" in self._buffers:
+                key = randomness.fold_in(self._buffers["dropout"][:rows], at * len(index) + draw)
+            x, y = self.samples.gather(index[draw], clients, key)
+            batches.append(Batch(self.net, self.per_sample, x, y, weight, share, key))
+        given = take(self._work, slice(0, rows))
+        for name, value in self.step(given, *batches).items():
+            if value is not given[name]:
+                given[name].copy_(value)
+        at.add_(1)
+
+    def _record(self, rows: int) -> Callable[[], None]:
+        if not self.samples.y.is_cuda:
+            return lambda: self._one_step(rows)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries take their workspaces now, outside of the recording
+                self._buffers["at"].zero_()
+                self._one_step(rows)
+            self._buffers["at"].zero_()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._one_step(rows)
+        return graph.replay

@@ -1,0 +1,353 @@
+"""A federation in one process: plays an algorithm's two halves against each other.
+
+The seam to a transport is one function, ``exchange(ask) -> replies``: :func:`play` drives the server's half with it and
+knows nothing else. Here the exchange runs the client's half on an engine; between machines it sends messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms.base import Algorithm, Ask, Cohort, Info, Replies, Start, State
+from coterie.engines.base import Call, Engine, take
+from coterie.errors import AlgorithmError, Diverged
+from coterie.rows import Rows
+
+Result = TypeVar("Result")
+Exchange = Callable[[Ask], Replies]
+Transform = Callable[[Rows, Tensor, Call], Rows]
+"""From replies, the clients they come from, and when and why they were sent, to what the server gets: attacks."""
+
+
+class NoReplies(Exception):
+    """Nobody answered an ask: the round is void."""
+
+
+def play(script: Generator[Ask, Replies, Result], exchange: Exchange) -> Result:
+    """Drive the server's half of a round to its end.
+
+    Parameters
+    ----------
+    script
+        A generator of asks.
+    exchange
+        Delivers an ask and gives the replies.
+
+    Returns
+    -------
+    Result
+        What the generator returns.
+    """
+    try:
+        ask = next(script)
+        while True:
+            ask = script.send(exchange(ask))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+@dataclass
+class Traffic:
+    """Bytes that crossed the wire.
+
+    Parameters
+    ----------
+    down
+        From the server to clients.
+    up
+        From clients to the server.
+    """
+
+    down: int = 0
+    up: int = 0
+
+
+@dataclass
+class ClientStates:
+    """Every client's state, with a journal of what the current round has changed.
+
+    Parameters
+    ----------
+    rows
+        The state, a row per client.
+    """
+
+    rows: Rows
+    _journal: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+
+    def gather(self, clients: Tensor) -> Rows:
+        """Give some clients' state.
+
+        Parameters
+        ----------
+        clients
+            Whose.
+
+        Returns
+        -------
+        Rows
+            Copies.
+        """
+        return take(self.rows, clients)
+
+    def scatter(self, clients: Tensor, changes: Rows) -> None:
+        """Change some clients' state.
+
+        Parameters
+        ----------
+        clients
+            Whose.
+        changes
+            New rows, for the names that change.
+
+        Raises
+        ------
+        AlgorithmError
+            If a task returned a name that the state does not have, or another shape.
+        """
+        for name, value in changes.items():
+            if name not in self.rows or value.shape[1:] != self.rows[name].shape[1:]:
+                have = {key: tuple(rows.shape[1:]) for key, rows in self.rows.items()}
+                raise AlgorithmError(f"a task changed {name!r} of shape {tuple(value.shape[1:])}: state has {have}")
+            # Read anew: what `gather` gave went through a task, and one that is not pure would spoil the way back.
+            self._journal.append((name, clients, self.rows[name][clients]))
+            self.rows[name].index_copy_(0, clients, value.to(self.rows[name].dtype))
+
+    def commit(self) -> None:
+        """Keep the changes."""
+        self._journal.clear()
+
+    def rollback(self) -> None:
+        """Undo all changes since the last commit."""
+        while self._journal:
+            name, clients, old = self._journal[-1]
+            self.rows[name].index_copy_(0, clients, old)
+            self._journal.pop()
+
+
+class Simulation:
+    """An algorithm with all its clients on one engine.
+
+    Parameters
+    ----------
+    algorithm
+        The method.
+    engine
+        Runs the client's half.
+    fresh
+        Gives a client an initial model of its own.
+    transform
+        What happens to replies on the wire.
+    lost
+        Says which of the asked clients do not answer; for tests of partial replies.
+    members
+        Clients that take part in training, in increasing order; all of them if not given.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        engine: Engine,
+        *,
+        fresh: Callable[[int], Tensor] | None = None,
+        transform: Transform | None = None,
+        lost: Callable[[Tensor, Call], Tensor] | None = None,
+        members: Tensor | None = None,
+    ) -> None:
+        self.algorithm, self.engine = algorithm, engine
+        self.tasks = algorithm.tasks()
+        self.traffic = Traffic()
+        self._transform, self._lost = transform, lost
+        row = engine.problem.start
+        sizes = engine.sizes["train"]
+        fresh = fresh or (lambda client: row.clone())
+        shape = tuple(engine.samples.x.shape[1:])
+        start = Start(row, len(sizes), engine.net, sizes, engine.seed, fresh, shape, members)
+        self.server, rows = algorithm.init(start)
+        self.clients = ClientStates(rows)
+        self.round = 0  # the last round whose effects are in the state
+        self._before: tuple[int, State, Traffic] | None = None
+
+    def cohort(self, clients: Tensor, round_number: int) -> Cohort:
+        """Make the cohort of a round.
+
+        Parameters
+        ----------
+        clients
+            Who takes part, in increasing order.
+        round_number
+            The round, counted from 1.
+
+        Returns
+        -------
+        Cohort
+            The cohort.
+        """
+        engine = self.engine
+        return Cohort(clients, round_number, engine.sizes["train"], engine.seed, engine.net.layout)
+
+    def play_round(self, clients: Tensor, round_number: int) -> Info:
+        """Play one round and keep its effects; if it does not end, nothing has changed.
+
+        Parameters
+        ----------
+        clients
+            Who takes part, in increasing order.
+        round_number
+            The round, counted from 1.
+
+        Returns
+        -------
+        Info
+            What the round reports.
+        """
+        cohort = self.cohort(clients, round_number)
+        with self._trial():
+            try:
+                server, info = play(self.algorithm.round(self.server, cohort), self.exchange(cohort, "round"))
+            except NoReplies:
+                self.clients.rollback()
+                server, info = self.server, {}
+            _refuse_infinite_server(server, round_number)
+            self.server, self.round = server, round_number
+            self._before = None  # from here on the round counts
+        return info
+
+    @contextlib.contextmanager
+    def _trial(self) -> Iterator[None]:
+        self._before = (self.round, self.server, replace(self.traffic))
+        try:
+            yield
+        finally:
+            self.rollback()
+
+    def rollback(self) -> None:
+        """Undo what a round or an evaluation that did not end has done; may itself be stopped and called again."""
+        if self._before is not None:
+            self.clients.rollback()
+            self.round, self.server, self.traffic = self._before
+            self._before = None
+        self.clients.commit()
+
+    def personal(self, clients: Tensor, round_number: int) -> Rows:
+        """Make personal models for evaluation, leaving everything as it was.
+
+        Parameters
+        ----------
+        clients
+            Whose, in increasing order.
+        round_number
+            The round that was played last.
+
+        Returns
+        -------
+        Rows
+            What the algorithm's ``predict`` needs, a row per client.
+        """
+        with self._trial():
+            return self._personal(clients, round_number, "personalise")
+
+    def adapt(self, clients: Tensor, round_number: int, rounds: int) -> Rows:
+        """Let clients that never took part join for some rounds of their own, then make their models; drop all effects.
+
+        Parameters
+        ----------
+        clients
+            The newcomers, in increasing order.
+        round_number
+            The round that was played last.
+        rounds
+            How many rounds they join for.
+
+        Returns
+        -------
+        Rows
+            Their personal models.
+        """
+        with self._trial():
+            for extra in range(rounds):
+                cohort = self.cohort(clients, round_number + 1 + extra)
+                self.server, _ = play(self.algorithm.round(self.server, cohort), self.exchange(cohort, "adapt"))
+            return self._personal(clients, round_number, "adapt personalise")
+
+    def _personal(self, clients: Tensor, round_number: int, purpose: str) -> Rows:
+        cohort = self.cohort(clients, round_number)
+        message = play(self.algorithm.personalise(self.server, cohort), self.exchange(cohort, purpose))
+        here = self.engine.here(clients, Call(round_number, "personal"))
+        return self.algorithm.personal(here, self.clients.gather(clients), message.rows(len(clients)))
+
+    def exchange(self, cohort: Cohort, purpose: str) -> Exchange:
+        """Give the function that delivers the asks of one round.
+
+        Parameters
+        ----------
+        cohort
+            The clients of the round.
+        purpose
+            What the round is for; decides which random numbers are drawn.
+
+        Returns
+        -------
+        Exchange
+            From an ask to replies.
+        """
+        number = 0
+
+        def deliver(ask: Ask) -> Replies:
+            nonlocal number
+            call = Call(cohort.round, purpose, number)
+            number += 1
+            return self._deliver(ask, cohort, call)
+
+        return deliver
+
+    def _deliver(self, ask: Ask, cohort: Cohort, call: Call) -> Replies:
+        asked = cohort.clients if ask.clients is None else ask.clients
+        if ask.task not in self.tasks:
+            raise AlgorithmError(f"{self.algorithm.title} asked for the task {ask.task!r}; it has {list(self.tasks)}")
+        for name, value in ask.message.each.items():
+            if len(value) != len(asked):
+                raise AlgorithmError(f"the message {name!r} has {len(value)} rows for {len(asked)} clients")
+        self.traffic.down += ask.message.bytes_each * len(asked)
+        message, clients = ask.message.rows(len(asked)), asked
+        if self._lost is not None:
+            keep = ~self._lost(asked, call)
+            clients, message = asked[keep], take(message, keep)
+        if not len(clients):
+            raise NoReplies
+        state = self.clients.gather(clients)
+        with torch.no_grad():
+            changes, reply = self.engine.run(self.tasks[ask.task], clients, state, message, call)
+        _refuse_infinite(clients, changes | {f"reply {name}": value for name, value in reply.items()}, call)
+        if self._transform is not None:
+            reply = self._transform(reply, clients, call)
+        self.clients.scatter(clients, changes)
+        self.traffic.up += sum(value.numel() * value.element_size() for value in reply.values())
+        return Replies(clients, reply)
+
+
+def _refuse_infinite_server(server: State, round_number: int) -> None:
+    for value in server.values():
+        if value.is_floating_point() and not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
+            raise Diverged(round_number, [])
+
+
+def _refuse_infinite(clients: Tensor, rows: Rows, call: Call) -> None:
+    different = {id(value): value for value in rows.values() if value.is_floating_point() and value.numel()}
+    flat = [value.reshape(len(value), -1) for value in different.values()]
+    if not flat:
+        return
+    # A sum is finite only if all its terms are, but for overflow, which the exact test then clears.
+    sums = torch.stack([value.sum(1, dtype=torch.float64) for value in flat])
+    if bool(sums.isfinite().all()):
+        return
+    bad = ~torch.stack([value.isfinite().all(1) for value in flat]).all(0)
+    if bool(bad.any()):
+        raise Diverged(call.round, clients[bad].tolist())

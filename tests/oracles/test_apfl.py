@@ -1,0 +1,136 @@
+"""APFL: the derivative by α against autograd, and its two ends, FedAvg and Local."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from coterie.algorithms import registry
+from coterie.engines.simulation import Simulation
+from coterie.errors import ConfigError
+from tests.oracles.regression import Recorder, gradient, points, quadratics, regress, row, some
+from tests.support import classification, everyone, play, simulate, small_model
+
+LOCAL = {"lr": 0.1, "batch_size": 4, "local_epochs": 2}
+
+
+def played(name: str, settings: dict[str, Any], rounds: int = 4) -> Simulation:
+    simulation = simulate(name, classification(), small_model(), task="multiclass", settings=settings)
+    play(simulation, rounds, lambda number: some(5, 3, number))
+    return simulation
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("decay", [0.0, 0.02])
+def test_alpha_moves_by_the_derivative_that_autograd_gives(engine: str, decay: float) -> None:
+    """On one full batch, for models ``v_i`` that differ from ``w`` by as much as ``w`` itself."""
+    lr, alpha = 0.05, 0.4
+    settings = {"lr": lr, "batch_size": 0, "local_epochs": 1, "alpha": alpha, "alpha_decay": decay}
+    module = small_model()
+    simulation = simulate("apfl", classification(), module, task="multiclass", engine=engine, settings=settings)
+    start = simulation.engine.problem.start
+    v = start * torch.linspace(-1.5, 1.5, 5, dtype=torch.float64).unsqueeze(1)
+    simulation.clients.rows["v"] = v.clone()
+    layout, samples = simulation.engine.net.layout, simulation.engine.samples
+
+    def loss(params: torch.Tensor, client: int) -> torch.Tensor:
+        index = samples.splits["train"][client]
+        return cross_entropy(functional_call(module, layout.views(params), (samples.x[index],)), samples.y[index])
+
+    play(simulation, 1)
+    for client in range(5):
+        leaf = start.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(leaf, client), leaf)
+        w = start - lr * slope
+        weight = torch.tensor(alpha, dtype=torch.float64, requires_grad=True)
+        own = v[client].clone().requires_grad_()
+        by_alpha, by_own = torch.autograd.grad(loss(weight * own + (1 - weight) * w, client), (weight, own))
+        expected = (alpha - lr * (by_alpha + decay * alpha)).clamp(0, 1)
+        torch.testing.assert_close(simulation.clients.rows["alpha"][client, 0], expected, rtol=0, atol=1e-14)
+        # The gradient by v within the mixture is α ∇f(v̄): the factor is in the method's step.
+        torch.testing.assert_close(simulation.clients.rows["v"][client], v[client] - lr * by_own, rtol=0, atol=1e-13)
+    moved = simulation.clients.rows["alpha"][:, 0] - alpha
+    assert float(moved.abs().max()) > 1e-3 and len(set(moved.tolist())) == 5
+
+
+def test_the_global_model_is_fedavgs() -> None:
+    assert torch.equal(played("apfl", LOCAL).server["w"], played("fedavg", LOCAL).server["w"])
+
+
+def test_with_alpha_zero_it_is_fedavg() -> None:
+    apfl, fedavg = played("apfl", LOCAL | {"alpha": 0.0, "adaptive": False}), played("fedavg", LOCAL)
+    personal = apfl.personal(everyone(apfl), 4)["w"]
+    assert torch.equal(personal, fedavg.server["w"].expand(5, -1))
+    assert torch.equal(apfl.clients.rows["v"], apfl.engine.problem.start.expand(5, -1))
+
+
+def test_with_alpha_one_it_is_local() -> None:
+    apfl, local = played("apfl", LOCAL | {"alpha": 1.0, "adaptive": False}), played("local", LOCAL)
+    torch.testing.assert_close(apfl.personal(everyone(apfl), 4)["w"], local.clients.rows["w"], rtol=0, atol=1e-14)
+
+
+def test_personal_models_mix_with_the_global_model_of_now() -> None:
+    """Also those of clients that were absent when it changed."""
+    simulation = played("apfl", LOCAL, rounds=1)
+    absent = [client for client in range(5) if client not in some(5, 3, 1).tolist()]
+    state = simulation.clients.rows
+    expected = state["alpha"] * state["v"] + (1 - state["alpha"]) * simulation.server["w"]
+    personal = simulation.personal(everyone(simulation), 1)["w"]
+    torch.testing.assert_close(personal, expected, rtol=0, atol=1e-15)
+    assert float((personal[absent] - simulation.engine.problem.start).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("extra", [{}, {"momentum": 0.5}, {"alpha_decay": 0.5, "alpha": 0.1}, {"alpha": 0.98}])
+def test_equals_a_replay_in_numpy(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, lr = 5, 0.1
+    best, sizes = 4 * points(clients), [6, 7, 9, 10, 12]
+    settings = {"lr": lr, "batch_size": 4, "local_epochs": 2} | extra
+    recorder = Recorder(monkeypatch)
+    simulation = regress(
+        "apfl",
+        quadratics(best, [1.0] * clients, sizes),
+        settings,
+        engine="loop",
+        lost=lambda asked, call: asked == call.round % clients,
+    )
+    momentum, decay = settings.get("momentum", 0.0), settings.get("alpha_decay", 0.0)
+    w, v, alpha = np.zeros(3), np.zeros_like(best), np.full(clients, settings.get("alpha", 0.5))
+    clipped = False
+    for number in range(1, 7):
+        simulation.play_round(some(clients, 4, number), number)
+        copies, weights = [], []
+        for i, batches in recorder.take().items():
+            copy, speed, own_speed = w, np.zeros(3), np.zeros(3)
+            for step, batch in enumerate(batches):
+                speed = momentum * speed + gradient(copy, batch)
+                copy = copy - lr * speed
+                slope = gradient(alpha[i] * v[i] + (1 - alpha[i]) * copy, batch)
+                own_speed = momentum * own_speed + alpha[i] * slope
+                old = v[i].copy()
+                v[i] = v[i] - lr * own_speed
+                if step == 0:
+                    raw = alpha[i] - lr * ((old - copy) @ slope + decay * alpha[i])
+                    alpha[i] = min(max(raw, 0.0), 1.0)
+                    clipped |= raw != alpha[i]
+            copies.append(copy)
+            weights.append(sizes[i])
+        w = np.asarray(weights) @ np.asarray(copies) / sum(weights)
+        np.testing.assert_allclose(row(simulation.clients.rows["v"]), v, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(row(simulation.clients.rows["alpha"])[:, 0], alpha, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(row(simulation.server["w"]), w, rtol=0, atol=1e-12)
+    assert clipped or extra.get("alpha") != 0.98
+
+
+def test_alpha_stays_when_it_is_not_to_be_learnt() -> None:
+    simulation = played("apfl", LOCAL | {"adaptive": False, "alpha": 0.3})
+    assert bool((simulation.clients.rows["alpha"] == 0.3).all())
+
+
+def test_refuses_a_weight_outside_its_range() -> None:
+    with pytest.raises(ConfigError, match=r"alpha is 1\.5"):
+        registry.make("apfl", {"alpha": 1.5})
