@@ -1,0 +1,217 @@
+"""Running experiments from Python."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from coterie import experiment
+from coterie.algorithms import registry
+from coterie.assembly import roles
+from coterie.config import ExperimentConfig, from_mapping
+from coterie.errors import CoterieError, Interrupted, RunFolderError
+from coterie.evaluation import metrics as metric_table
+from coterie.experiment import Experiment
+from coterie.results import Result, summarise
+from coterie.results.progress import progress_bar
+
+
+def run(
+    algorithm: str,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Result:
+    """Run an experiment.
+
+    Parameters
+    ----------
+    algorithm
+        The method's name, or the path of a Python file that defines one.
+    out
+        Folder for the run; by default a new one under ``runs/``.
+    data_dir
+        Where data sets lie; by default ``COTERIE_DATA`` or a per-user cache folder.
+    progress
+        Show a progress bar.
+    **settings
+        Fields of :class:`coterie.config.ExperimentConfig`, and ``lr``, ``local_epochs`` and ``batch_size``; the
+        method's other parameters as a dictionary named ``settings``.
+
+    Returns
+    -------
+    Result
+        The run.
+
+    Examples
+    --------
+    >>> import coterie
+    >>> result = coterie.run("fedacs", clients=10, rounds=5, settings={"p": 0.5})  # doctest: +SKIP
+    >>> result.summary["personal"]["final"]["mean"]  # doctest: +SKIP
+    """
+    return run_config(from_mapping({"algorithm": algorithm, **settings}), out=out, data_dir=data_dir, progress=progress)
+
+
+def run_config(
+    config: ExperimentConfig,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> Result:
+    """Run an experiment with a given configuration.
+
+    Parameters
+    ----------
+    config
+        The configuration.
+    out
+        Folder for the run; by default a new one under ``runs/``.
+    data_dir
+        Where data sets lie.
+    progress
+        Show a progress bar.
+
+    Returns
+    -------
+    Result
+        The run.
+    """
+    with contextlib.ExitStack() as on_failure:
+        path = Path(out) if out is not None else _new_folder(config)
+        if out is None:
+            on_failure.callback(_remove_if_empty, path)
+        playing = experiment.begin(config, path, _folder(data_dir))
+        on_failure.pop_all()
+    return _finish(playing, progress)
+
+
+def resume(
+    path: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None, progress: bool = True
+) -> Result:
+    """Go on with a run that was stopped; it ends as if it had never been.
+
+    Parameters
+    ----------
+    path
+        The run's folder.
+    data_dir
+        Where data sets lie.
+    progress
+        Show a progress bar.
+
+    Returns
+    -------
+    Result
+        The run.
+    """
+    return _finish(experiment.resume(Path(path), _folder(data_dir)), progress)
+
+
+def load(path: str | os.PathLike[str]) -> Result:
+    """Read a run from its folder.
+
+    Parameters
+    ----------
+    path
+        The run's folder.
+
+    Returns
+    -------
+    Result
+        The run, finished or not.
+    """
+    return Result(path)
+
+
+def so_far(result: Result) -> dict[str, Any]:
+    """Sum up a run that is not finished, from what it has recorded.
+
+    Parameters
+    ----------
+    result
+        The run.
+
+    Returns
+    -------
+    dict
+        A summary as of a finished run; ``rounds`` is the last round on the disk.
+
+    Raises
+    ------
+    RunFolderError
+        If nothing has been recorded yet.
+    """
+    config, metrics = from_mapping(result.config), result.metrics
+    measured = metrics.loc[(metrics["split"] == "test") & (metrics["metric"] != "loss"), "metric"]
+    if measured.empty:
+        raise RunFolderError(f"the run in {result.path} has recorded nothing yet: `coterie resume {result.path}`")
+    metric = config.metrics[0] if config.metrics else str(measured.iloc[0])
+    return summarise(
+        metrics,
+        algorithm=registry.get(config.algorithm).name,
+        seed=config.seed,
+        rounds=int(metrics["round"].max()),
+        seconds=float(result.timings.drop(columns="round").to_numpy().sum()),
+        metric=metric,
+        higher_is_better=metric_table.get(metric).higher_is_better,
+        clients=roles(config).honest,
+    )
+
+
+def _folder(path: str | os.PathLike[str] | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _new_folder(config: ExperimentConfig) -> Path:
+    """Make a folder under ``runs/`` that no other process has."""
+    stem = "-".join([Path(config.algorithm).stem, config.data.split(":")[0], f"seed{config.seed}"])
+    for number in itertools.count(1):
+        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError("unreachable: the count has no end")
+
+
+def _remove_if_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
+def _finish(playing: Experiment, progress: bool) -> Result:
+    with _located(playing), playing.folder as folder:
+        config, scorer, algorithm = playing.config, playing.scorer, playing.simulation.algorithm
+        with progress_bar(algorithm.title, config.rounds, playing.completed, progress) as watch:
+            playing.run(watch)
+        summary = summarise(
+            folder.metrics.read(),
+            algorithm=algorithm.name,
+            seed=config.seed,
+            rounds=playing.completed,
+            seconds=folder.timings.total(),
+            metric=scorer.primary,
+            higher_is_better=metric_table.get(scorer.primary).higher_is_better,
+            clients=playing.parts.world.roles.honest,
+        )
+        folder.finish(summary)
+        return Result(folder.path)
+
+
+@contextlib.contextmanager
+def _located(playing: Experiment) -> Iterator[None]:
+    """Say with every error where the run lies that it stopped."""
+    try:
+        yield
+    except KeyboardInterrupt:  # after the last round: everything but the summary is on the disk
+        raise Interrupted(playing.folder.path, playing.completed) from None
+    except CoterieError as error:
+        if not isinstance(error, Interrupted):
+            error.add_note(f"run: {playing.folder.path}")
+        raise

@@ -1,0 +1,44 @@
+"""Commands about data sets: which there are, which are on the disk, fetching one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from coterie import data
+from coterie.cli import listing
+from coterie.cli.console import err, out
+from coterie.cli.options import DataDir
+
+app = typer.Typer(help="List data sets, look which are there, download one.", no_args_is_help=True)
+app.command(name="list")(listing.data_sets)
+
+_STYLES = {"whole": "green", "damaged": "red", "incomplete": "yellow", "missing": "dim"}
+
+
+@app.command()
+def status(name: listing.Name = None, data_dir: DataDir = None) -> None:
+    """Show which data sets are there; their files are read through and checked."""
+    out.print(Text(f"data folder: {data.data_folder(data_dir)}"))
+    for found in data.status(data_dir, name):
+        style = _STYLES.get(found.state, "")
+        out.print(Text.assemble(f"{found.name:15}", (f"{found.state:11}", style), found.hint), soft_wrap=True)
+        for sentence in found.damaged:
+            out.print(Text(f"{'':15}{sentence}"), soft_wrap=True)
+        for file in found.missing[:4] if found.state == "incomplete" else ():
+            out.print(Text(f"{'':15}{file} is missing"), soft_wrap=True)
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="The data set, see `coterie data list`.")],
+    data_dir: DataDir = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:
+    """Download a data set from its official address and check it; what is there and whole is left alone.
+
+    A download that broke off is taken up where it ended. Without a network, the error says which file to put where.
+    """
+    err.print(f"data: {data.fetch(name, data_dir, progress=not quiet)}", markup=False, highlight=False)

@@ -1,0 +1,267 @@
+"""The configuration of an experiment: typed, validated, and complete enough to repeat it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from coterie import attacks, partitions, problems, spec
+from coterie.algorithms import registry
+from coterie.data.catalogue import SOURCES
+from coterie.errors import ConfigError, UnknownName
+from coterie.evaluation import metrics as metric_table
+
+SHORTHANDS = ("local_epochs", "batch_size", "lr")
+"""Algorithm settings that have an option of their own on the command line."""
+
+IMPORT = "import:"
+"""What the name of a loss of the user's begins with: ``import:package.module:function``."""
+
+
+def _split(value: Any) -> Any:
+    return [part.strip() for part in value.split("+")] if isinstance(value, str) else value
+
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class ExperimentConfig(BaseModel):
+    """Everything that decides an experiment's result."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    algorithm: str = Field(description="the method's name, or the path of a Python file that defines one")
+    algorithm_sha256: str | None = Field(None, description="checksum of the Python file that defines the method")
+    settings: dict[str, Any] = Field(default_factory=dict, description="the method's own parameters")
+    data: str = Field("digits", description="the data set, with options after a colon")
+    partition: str = Field("dirichlet:0.5", description="how samples are dealt out, with options after a colon")
+    clients: int = Field(20, ge=1, description="how many clients there are")
+    rounds: int = Field(50, ge=1, description="how many rounds are played")
+    participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that take part in a round")
+    model: str = Field("mlp", description="the model, with options after a colon")
+    loss: str | None = Field(None, description="the loss by name, or import:module:function; the task's own by default")
+    metrics: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
+        (), description="metrics to record, the primary one first; the task's own if none"
+    )
+    seed: int = Field(1, ge=0, description="the seed of everything that is drawn")
+    validation: float = Field(0.1, ge=0, lt=1, description="fraction of a client's training samples held out")
+    test_fraction: float | None = Field(None, gt=0, lt=1, description="fraction of a client's samples to test on")
+    scarcity: int | None = Field(None, ge=1, description="keep this many training samples per client")
+    max_test: int | None = Field(None, ge=1, description="keep at most this many test samples per client")
+    hold_out: float = Field(0.0, ge=0, lt=1, description="fraction of clients that never train, then are personalised")
+    adapt_rounds: int = Field(1, ge=0, description="rounds that held-out clients join for before they are evaluated")
+    attack: str | None = Field(None, description="an attack as kind:fraction, for instance gaussian:0.2")
+    eval_every: int = Field(1, ge=1, description="evaluate after every so many rounds (and after the last)")
+    eval_train: bool = Field(False, description="evaluate on training samples too")
+    matrix: bool = Field(False, description="measure each personal model on each client's test samples at the end")
+    matrix_every: int | None = Field(None, ge=1, description="measure that matrix at every so many evaluations too")
+    s_acc: Annotated[tuple[Fraction, ...], BeforeValidator(_split)] = Field(
+        (0.5,), description="fractions of the other clients on which S-acc of the matrix is measured"
+    )
+    checkpoint_every: int = Field(10, ge=1, description="write a checkpoint after every so many rounds")
+    engine: Literal["batched", "loop"] = Field("batched", description="how clients are computed")
+    device: str = Field("cpu", description="where to compute: cpu, cuda, cuda:N, or auto")
+    dtype: Literal["float32", "float64"] = Field("float32", description="type of all numbers")
+    kernel: Literal["auto", "stacked", "vmap", "module"] = Field("auto", description="how the model is applied to rows")
+    convolution: Literal["auto", "grouped", "unfold", "single"] = Field(
+        "auto", description="how convolutions are computed"
+    )
+    chunk: int | None = Field(None, ge=1, description="clients computed at once; chosen if not given")
+    compile: bool = Field(False, description="compile the clients' steps with torch.compile")
+    threads: int | None = Field(None, ge=1, description="CPU threads; PyTorch's own choice if not given")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ExperimentConfig:
+        given = {"kernel": self.kernel != "auto", "convolution": self.convolution != "auto"}
+        given |= {"chunk": self.chunk is not None, "compile": self.compile}
+        if self.engine == "loop" and any(given.values()):
+            names = ", ".join(name for name, is_given in given.items() if is_given)
+            raise ValueError(f"engine=loop contradicts {names}, which only engine=batched has")
+        if not re.fullmatch(r"cpu|auto|cuda(:\d+)?", self.device):
+            raise ValueError(f"device is {self.device!r}, but must be cpu, cuda, cuda:N or auto")
+        if len(set(self.metrics)) != len(self.metrics):
+            raise ValueError(f"metrics are {'+'.join(self.metrics)}, but each must be named once")
+        if len(set(self.s_acc)) != len(self.s_acc):
+            raise ValueError(f"s_acc is {'+'.join(map(str, self.s_acc))}, but each fraction must be given once")
+        if not self.matrix and (self.matrix_every is not None or self.s_acc != (0.5,)):
+            raise ValueError("matrix_every and s_acc say how the matrix is measured: give matrix=true (--matrix) too")
+        return self
+
+    def torch_device(self) -> torch.device:
+        """Give the device to compute on.
+
+        Returns
+        -------
+        torch.device
+            The device.
+
+        Raises
+        ------
+        ConfigError
+            If it is not there.
+        """
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if self.device == "auto":
+            return torch.device("cuda" if there else "cpu")
+        device = torch.device(self.device)
+        if device.type == "cuda" and (device.index or 0) >= there:
+            found = f"only {there} CUDA device(s)" if there else "no CUDA device"
+            raise ConfigError(f"device is {self.device!r}, but PyTorch finds {found} here: use --device cpu or auto")
+        return device
+
+    def plain(self) -> dict[str, Any]:
+        """Give the configuration as plain YAML types, the method's parameters complete with defaults.
+
+        Returns
+        -------
+        dict of str to object
+            What :func:`from_mapping` takes.
+        """
+        plain = self.model_dump(mode="json")
+        plain["settings"] = registry.make(self.algorithm, self.settings).settings()
+        return plain
+
+
+def from_mapping(values: Mapping[str, Any]) -> ExperimentConfig:
+    """Make a configuration of named values, as a YAML file or keyword arguments give them.
+
+    ``lr``, ``local_epochs`` and ``batch_size`` may stand beside the others instead of under ``settings``. Relative
+    paths are made absolute, so that the configuration means the same wherever it is read again.
+
+    Parameters
+    ----------
+    values
+        The values.
+
+    Returns
+    -------
+    ExperimentConfig
+        The configuration; names and the method's parameters have been checked too.
+
+    Raises
+    ------
+    UnknownName
+        If there is no such field.
+    ConfigError
+        If a value has the wrong type or range, or contradicts another.
+    """
+    values = _gathered(values, "settings")
+    if values.get("algorithm") is None:
+        raise ConfigError("algorithm is missing: name the method to run")
+    method = registry.get(str(values["algorithm"]))
+    for name in values:
+        if name not in ExperimentConfig.model_fields:
+            if name in method.model_fields:
+                raise ConfigError(f"{name} is a parameter of {method.title}: put it under settings (--set {name}=...)")
+            raise UnknownName("setting", str(name), [*ExperimentConfig.model_fields, *SHORTHANDS])
+    if isinstance(values.get("attack"), str):
+        attacks.parse(values["attack"])
+    config = spec.make(ExperimentConfig, values, "experiment")
+    registry.make(config.algorithm, config.settings)
+    if config.matrix and not method.has_personal:
+        raise ConfigError(f"matrix=true measures personal models, and {method.title} has none")
+    for metric in config.metrics:
+        metric_table.get(metric)
+    if config.loss is not None and config.loss not in problems.LOSSES and not config.loss.startswith(IMPORT):
+        raise UnknownName("loss", config.loss, [*problems.LOSSES, f"{IMPORT}module:function"])
+    places = {
+        "data": _with_absolute_paths(config.data),
+        "partition": partitions.parse(config.partition).text(),
+        **_algorithm_file(config),
+    }
+    return config.model_copy(update=places)
+
+
+def _gathered(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Put shorthands under ``settings``."""
+    out = dict(values)
+    settings = out.pop("settings", None)
+    if settings is None:
+        settings = {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings is {settings!r}, but must map the method's parameters to values")
+    settings = dict(settings)
+    for name in SHORTHANDS:
+        value = out.pop(name, None)
+        if value is None:
+            continue
+        if name in settings and settings[name] != value:
+            raise ConfigError(f"{name} is given twice: as {value!r} and, in {where}, as {settings[name]!r}")
+        settings[name] = value
+    return {**out, "settings": settings}
+
+
+def _with_absolute_paths(text: str) -> str:
+    source = spec.resolve("data set", text, SOURCES)
+    paths = {name: value.expanduser().absolute() for name, value in source if isinstance(value, Path)}
+    return source.model_copy(update=paths).text()
+
+
+def _algorithm_file(config: ExperimentConfig) -> dict[str, str]:
+    if not registry.is_file(config.algorithm):
+        return {}
+    path = Path(config.algorithm).expanduser().resolve()
+    content = registry.digest(path)
+    if config.algorithm_sha256 not in (None, content):
+        raise ConfigError(
+            f"the algorithm file {str(path)!r} is not the one that the run began with: put the old one back, or begin "
+            "a new run"
+        )
+    return {"algorithm": str(path), "algorithm_sha256": content}
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                raise yaml.YAMLError(f"{key!r} is given twice")
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
+    """Read a configuration from a YAML file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    overrides
+        Values that stand over the file's; ``settings`` are merged.
+
+    Returns
+    -------
+    ExperimentConfig
+        The configuration.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing or not a YAML mapping.
+    """
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"the experiment file {str(path)!r} cannot be read: {reason}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"the experiment file {str(path)!r} is not valid YAML: {' '.join(str(error).split())}"
+        ) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"the experiment file {str(path)!r} must hold settings by name, not {_kind(values)}")
+    ours, theirs = _gathered(values, "its settings"), _gathered(overrides or {}, "--set")
+    return from_mapping({**ours, **theirs, "settings": {**ours["settings"], **theirs["settings"]}})
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,238 @@
+"""What all parties of a federation have agreed on: ``federation.yaml``, the same file at the server and at every node.
+
+It fixes who takes part (the roster), what a sample is (the data schema), the model, how each node splits its own
+samples, and which methods may be run. Its digest travels with every message: a node or a server whose file says
+something else is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from coterie import spec
+from coterie.algorithms import registry
+from coterie.config import ExperimentConfig, from_mapping
+from coterie.errors import ConfigError
+
+FILE = "federation.yaml"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Member(_Frozen):
+    """One party of the roster; its place in the list is its client number."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the silo's name")
+    key: str | None = Field(None, description="its node's public key, as in an OpenSSH .pub file")
+
+
+class Schema(_Frozen):
+    """What a sample is; every node's own data must agree."""
+
+    task: Literal["multiclass", "binary", "regression"] = Field("multiclass", description="what is to be predicted")
+    input_shape: tuple[int, ...] = Field(min_length=1, description="shape of one sample, as [channels, height, width]")
+    classes: tuple[str, ...] = Field((), description="the classes' names, in the order of the model's outputs")
+    mean: tuple[float, ...] = Field((0.0,), min_length=1, description="subtracted from inputs, one or one per channel")
+    std: tuple[float, ...] = Field((1.0,), min_length=1, description="what inputs are then divided by")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Schema:
+        least = {"multiclass": 2, "binary": 2, "regression": 0}[self.task]
+        if len(self.classes) < least or (self.task != "multiclass" and len(self.classes) != least):
+            raise ValueError(f"classes are {len(self.classes)}, which does not fit a {self.task} task")
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("classes must each be named once")
+        if len(self.mean) != len(self.std) or any(value <= 0 for value in self.std):
+            raise ValueError("mean and std must have the same length, and each std must be positive")
+        if any(side < 1 for side in self.input_shape):
+            raise ValueError(f"input_shape is {list(self.input_shape)}, but its sides must be at least 1")
+        return self
+
+    @property
+    def outputs(self) -> int:
+        """Outputs that a model needs."""
+        return len(self.classes) if self.task == "multiclass" else 1
+
+
+class Agreement(_Frozen):
+    """What ``federation.yaml`` holds."""
+
+    version: Literal[1] = Field(1, description="version of this file's form")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the federation's name")
+    members: tuple[Member, ...] = Field(min_length=1, description="the roster; a member's place is its client number")
+    data: Schema = Field(description="what a sample is")
+    model: str = Field("mlp", description="the model, with options after a colon")
+    loss: str | None = Field(None, description="the loss by name, or import:module:function")
+    metrics: tuple[str, ...] = Field((), description="metrics to record, the primary one first")
+    dtype: Literal["float32", "float64"] = Field("float32", description="type of all numbers")
+    seed: int = Field(1, ge=0, description="the seed of everything that is drawn")
+    validation: float = Field(0.1, ge=0, lt=1, description="fraction of a node's training samples held out")
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="fraction of a node's samples to test on")
+    algorithms: tuple[str, ...] = Field((), description="methods that nodes agree to run; all registered ones if empty")
+    threads: int = Field(1, ge=1, description="CPU threads of every party; decides the last bits of results")
+    message_limit_mb: int = Field(512, ge=1, description="no message may be larger")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Agreement:
+        names = [member.name for member in self.members]
+        if len(set(names)) != len(names):
+            raise ValueError("members must have different names")
+        keys = [member.key for member in self.members if member.key is not None]
+        if len({_bare(key) for key in keys}) != len(keys):
+            raise ValueError("members must have different keys")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """What names the agreement: equal for two files that say the same."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16, person=b"coterie fed").hexdigest()
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a message may have."""
+        return self.message_limit_mb * 2**20
+
+    def number(self, name: str) -> int:
+        """Give a member's client number.
+
+        Parameters
+        ----------
+        name
+            The member's name.
+
+        Returns
+        -------
+        int
+            Its place in the roster.
+
+        Raises
+        ------
+        ConfigError
+            If it is not in the roster.
+        """
+        names = [member.name for member in self.members]
+        if name not in names:
+            raise ConfigError(f"{name!r} is not in the roster of {FILE}: members are {', '.join(names)}")
+        return names.index(name)
+
+    def experiment(self, algorithm: str, settings: Mapping[str, Any], **others: Any) -> ExperimentConfig:
+        """Give the configuration of a run, as a simulation would have it.
+
+        Parameters
+        ----------
+        algorithm
+            The method's name.
+        settings
+            Its parameters.
+        **others
+            Further fields of the configuration: rounds, participation, and so on.
+
+        Returns
+        -------
+        ExperimentConfig
+            The configuration: one client after another on the CPU, each with its own data.
+
+        Raises
+        ------
+        ConfigError
+            If the method is not among those agreed on.
+        """
+        if registry.is_file(algorithm):
+            raise ConfigError(f"algorithm is {algorithm!r}, but a federation runs registered methods, not files")
+        if self.algorithms and algorithm not in self.algorithms:
+            allowed = ", ".join(self.algorithms)
+            raise ConfigError(f"algorithm is {algorithm!r}, but {FILE} agrees on {allowed} only")
+        fixed = {
+            "data": "npz:each-node-its-own",
+            "partition": "natural",
+            "clients": len(self.members),
+            "model": self.model,
+            "loss": self.loss,
+            "metrics": self.metrics,
+            "seed": self.seed,
+            "validation": self.validation,
+            "test_fraction": self.test_fraction,
+            "dtype": self.dtype,
+            "engine": "loop",
+            "device": "cpu",
+            "threads": self.threads,
+            "checkpoint_every": 1,
+        }
+        return from_mapping({"algorithm": algorithm, "settings": dict(settings), **fixed, **others})
+
+
+def read(path: Path) -> Agreement:
+    """Read ``federation.yaml``.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    Agreement
+        What it holds; a field that is missing or wrong is a :class:`~coterie.errors.ConfigError`.
+    """
+    return spec.make(Agreement, read_yaml(path), FILE)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file of settings by name.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    dict of str to object
+        The settings.
+
+    Raises
+    ------
+    ConfigError
+        If it is missing, not YAML, or not a mapping.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold settings by name, not a {type(values).__name__}")
+    return values
+
+
+def same_key(first: str, second: str) -> bool:
+    """Say whether two OpenSSH public keys are the same, whatever their comments.
+
+    Parameters
+    ----------
+    first
+        A key.
+    second
+        Another.
+
+    Returns
+    -------
+    bool
+        Whether type and key agree.
+    """
+    return _bare(first) == _bare(second)
+
+
+def _bare(key: str) -> tuple[str, ...]:
+    return tuple(key.split()[:2])

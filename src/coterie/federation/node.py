@@ -1,0 +1,232 @@
+"""A node's half of a federation: from a message to a reply, with its own data and its own state."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from coterie import spec
+from coterie.algorithms.base import Algorithm
+from coterie.config import ExperimentConfig
+from coterie.data import Dataset
+from coterie.engines.base import Call
+from coterie.errors import CoterieError, Diverged
+from coterie.experiment import threads
+from coterie.federation.agreement import FILE, Agreement
+from coterie.federation.observed import EVALUATE, GLOBAL, LAST, Seen, check_message, observe
+from coterie.federation.state import NodeState
+from coterie.federation.wire import Envelope, Rejected, check_header, pack, unpack
+from coterie.federation.worlds import make_simulation, own_world
+from coterie.rows import Rows
+from coterie.scoring import Score, Scorer
+from coterie.storage.atomic import replacing, write_json
+
+HELLO, WORK = "hello", "work"
+
+
+class _OwnScorer(Scorer):
+    """Evaluates models on one node's own samples."""
+
+    def of(self, models: dict[str, tuple[Rows, bool]]) -> list[Score]:
+        scores = [
+            score for name, (rows, shared) in models.items() for score in self._of(name, rows, self.clients, shared)
+        ]
+        if self.simulation.algorithm.has_hybrid and {"personal", GLOBAL} <= models.keys():
+            scores += self._hybrid(scores)
+        return scores
+
+
+class Node:
+    """One party's half.
+
+    Parameters
+    ----------
+    agreement
+        What all parties agreed on.
+    client
+        The node's number in the roster.
+    dataset
+        Its own samples, which never leave it.
+    folder
+        Where its states and models lie.
+    lost_is_fine
+        Whether to begin anew where the state that the server counts on is not there.
+    """
+
+    def __init__(
+        self, agreement: Agreement, client: int, dataset: Dataset, folder: Path, lost_is_fine: bool = False
+    ) -> None:
+        self.agreement, self.client, self.folder = agreement, client, folder
+        self._dataset, self._lost_is_fine = dataset, lost_is_fine
+        self._seen: tuple[ExperimentConfig, list[Seen]] | None = None
+
+    def handle(self, block: bytes) -> bytes:
+        """Answer a message. Whatever is wrong with it, the node's state stays whole.
+
+        Parameters
+        ----------
+        block
+            What arrived.
+
+        Returns
+        -------
+        bytes
+            The reply, or the reason why there is none.
+        """
+        header: dict[str, Any] = {}
+        try:
+            with threads(self.agreement.threads), torch.no_grad():
+                envelope = unpack(block, self.agreement.limit)
+                header = envelope.header
+                return self._answer(envelope)
+        except (CoterieError, Rejected) as error:
+            reason = str(error)
+        except Exception as error:  # only its kind is told: the text of a foreign error may quote the node's own data
+            reason = f"an unexpected {type(error).__name__} on the node; its log says more"
+            self._log(error)
+        return pack({**_returned(header), "client": self.client, "error": reason}, {})
+
+    def _log(self, error: Exception) -> None:
+        import traceback
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "errors.log").open("a", encoding="utf-8") as file:
+            file.writelines(traceback.format_exception(error))
+
+    def _answer(self, envelope: Envelope) -> bytes:
+        header = envelope.header
+        if header.get("federation") != self.agreement.digest:
+            raise Rejected(f"its {FILE} is not the node's: all parties must have the same file")
+        config = self.agreement.experiment(str(header.get("algorithm")), dict(header.get("settings") or {}))
+        world = own_world(self._dataset, self.client, config)
+        if header.get("kind") == HELLO:
+            shares = {"train": world.shares.train, "validation": world.shares.validation, "test": world.shares.test}
+            sizes = {split: int(ragged.sizes[self.client]) for split, ragged in shares.items()}
+            return pack({**_returned(header), "client": self.client, "sizes": sizes}, {})
+        check_header(header, {"kind": WORK, "client": self.client})
+        began = time.perf_counter()
+        simulation = make_simulation(config, self.agreement, world)
+        mine = slice(self.client, self.client + 1)
+        begin = {name: value[mine].clone() for name, value in simulation.clients.rows.items()}
+        state = NodeState(self.folder / "state", str(header.get("run")), begin, self._lost_is_fine)
+        state.settle(str(header.get("counted") or ""), list(header.get("keep") or ()))
+        one = torch.tensor([self.client])
+        # Settled state first, then the evaluation that rides on this message, then the task.
+        scores: list[Score] = []
+        if header.get("evaluate") is not None:
+            wanted = header["evaluate"]
+            scores = self._evaluate(envelope, config, simulation, state.rows(str(wanted["base"] or "")), one)
+        reply: Rows = {}
+        if header.get("task") is not None:
+            reply = self._work(envelope, config, simulation, state, one)
+        told = [[score.model, score.split, score.metric, _finite(score.values)] for score in scores]
+        return pack(
+            {**_returned(header), "client": self.client, "scores": told, "seconds": time.perf_counter() - began},
+            {f"reply/{name}": value[0] for name, value in reply.items()},
+        )
+
+    def _work(
+        self, envelope: Envelope, config: ExperimentConfig, simulation: Any, state: NodeState, one: Tensor
+    ) -> Rows:
+        header = envelope.header
+        purpose, task = str(header["purpose"]), str(header["task"])
+        message = envelope.under("message")
+        self._check(message, config, purpose, task)
+        call = Call(int(header["round"]), purpose, int(header["exchange"]))
+        before = state.rows(str(header.get("base") or ""))
+        rows = {name: value.unsqueeze(0) for name, value in message.items()}
+        changes, reply = simulation.engine.run(simulation.tasks[task], one, before, rows, call)
+        after = before | {name: value.to(before[name].dtype) for name, value in changes.items()}
+        for value in (*after.values(), *reply.values()):
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise Diverged(call.round, [self.client])
+        state.put(str(header["token"]), after)
+        result: Rows = reply
+        return result
+
+    def _evaluate(
+        self, envelope: Envelope, config: ExperimentConfig, simulation: Any, state: Rows, one: Tensor
+    ) -> list[Score]:
+        algorithm: Algorithm = simulation.algorithm
+        round_number = int(envelope.header["evaluate"]["round"])
+        models: dict[str, tuple[Rows, bool]] = {}
+        if algorithm.has_personal:
+            message = envelope.under(f"{EVALUATE}/{LAST}")
+            self._check(message, config, EVALUATE, LAST)
+            here = simulation.engine.here(one, Call(round_number, "personal"))
+            rows = {name: value.unsqueeze(0) for name, value in message.items()}
+            models["personal"] = (algorithm.personal(here, state, rows), False)
+        shared = envelope.under(f"{EVALUATE}/{GLOBAL}")
+        if algorithm.has_global and shared:
+            self._check(shared, config, EVALUATE, GLOBAL)
+            models[GLOBAL] = (shared, True)
+        for model in sorted(
+            {each.task for each in self._observed(config) if each.purpose == EVALUATE} - {LAST, GLOBAL}
+        ):
+            own = envelope.under(f"{EVALUATE}/{model}")
+            self._check(own, config, EVALUATE, model)
+            models[model] = ({name: value.unsqueeze(0) for name, value in own.items()}, False)
+        scorer = _OwnScorer(simulation, one, torch.zeros(0, dtype=torch.int64))
+        scores = scorer.of(models)
+        self._keep(envelope.header, config, simulation, models, scores)
+        return scores
+
+    def _keep(
+        self,
+        header: dict[str, Any],
+        config: ExperimentConfig,
+        simulation: Any,
+        models: dict[str, tuple[Rows, bool]],
+        scores: list[Score],
+    ) -> None:
+        """Leave the node its own model with its metrics; what the run has made of it so far."""
+        name = "personal" if "personal" in models else GLOBAL
+        if name not in models:
+            return
+        rows, shared = models[name]
+        folder = self.folder / "models" / str(header["run"])
+        layout = simulation.engine.net.layout
+        tensors: dict[str, Tensor] = {}
+        for key, value in rows.items():
+            row = value if shared else value[0]
+            if key == "w" and row.shape == (layout.size,):
+                tensors |= layout.state_dict(row)
+            else:
+                tensors[key] = row.detach().clone().contiguous()
+        round_number = int(header["evaluate"]["round"])
+        facts = {"algorithm": config.algorithm, "model": config.model, "kind": name, "round": str(round_number)}
+        with replacing(folder / "model.safetensors") as draft:
+            save_file(tensors, draft, metadata=facts)
+        measured: dict[str, dict[str, dict[str, float | None]]] = {}
+        for score in scores:
+            measured.setdefault(score.model, {}).setdefault(score.split, {})[score.metric] = _finite(score.values)
+        known = {"federation": self.agreement.name, "member": self.agreement.members[self.client].name}
+        settings = {"settings": config.plain()["settings"], "round": round_number}
+        write_json(folder / "metrics.json", {**known, **facts, **settings, "metrics": measured})
+
+    def _check(self, tensors: Rows, config: ExperimentConfig, purpose: str, task: str) -> None:
+        check_message(tensors, self._observed(config), purpose, task, len(self.agreement.members))
+
+    def _observed(self, config: ExperimentConfig) -> list[Seen]:
+        if self._seen is None or self._seen[0] != config:
+            self._seen = (config, observe(config, self.agreement))
+        return self._seen[1]
+
+
+class NodeConfig(spec.Strict):
+    """What ``node.yaml`` holds."""
+
+
+def _returned(header: dict[str, Any]) -> dict[str, Any]:
+    """Give what a reply says back, so that the server can tell which message it answers."""
+    return {name: header.get(name) for name in ("run", "round", "purpose", "exchange", "token")}
+
+
+def _finite(values: Tensor) -> float | None:
+    value = float(values[0])
+    return value if value == value and abs(value) != float("inf") else None

@@ -1,0 +1,19 @@
+"""Finished runs as people look at them: result objects and tables."""
+
+from __future__ import annotations
+
+from coterie.results.comparison import Collaboration, collaboration, over_seeds, wilcoxon
+from coterie.results.result import Result
+from coterie.results.summary import MODELS, summarise
+from coterie.results.tables import table
+
+__all__ = [
+    "MODELS",
+    "Collaboration",
+    "Result",
+    "collaboration",
+    "over_seeds",
+    "summarise",
+    "table",
+    "wilcoxon",
+]

@@ -1,0 +1,145 @@
+"""A run as its reader sees it."""
+
+from __future__ import annotations
+
+import html
+import io
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from coterie.errors import RunFolderError
+from coterie.results.tables import table
+from coterie.storage import MetricsLog, TimingsLog, WeightsLog, matrix_log, read_config, read_shares, read_summary
+
+
+class Result:
+    """A run, finished or not, read from its folder. Nothing in the folder is changed.
+
+    Everything is read when it is first asked for and then kept; make another to see how a run has gone on.
+
+    Parameters
+    ----------
+    path
+        The run's folder; anything else is refused with a ``RunFolderError``.
+
+    Examples
+    --------
+    >>> result = Result("runs/fedacs")  # doctest: +SKIP
+    >>> result.summary["personal"]["final"]["mean"]  # doctest: +SKIP
+    >>> result.metrics.query("model == 'personal' and split == 'test'")  # doctest: +SKIP
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._config = read_config(self._path)
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self._path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's configuration, complete."""
+        return self._config
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """What was measured: columns ``round``, ``client``, ``model``, ``split``, ``metric``, ``value``.
+
+        Bytes on the wire are rows of the model ``"federation"`` and the client -1.
+        """
+        return MetricsLog(self._path).read()
+
+    @cached_property
+    def timings(self) -> pd.DataFrame:
+        """Seconds of every round, by what they were spent on."""
+        return TimingsLog(self._path / "timings.jsonl").read()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self._summary is not None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The result in short, as in ``summary.json``; a run without one is refused with a ``RunFolderError``."""
+        if self._summary is None:
+            raise RunFolderError(f"the run in {self._path} is not finished: `coterie resume {self._path}`")
+        return self._summary
+
+    @property
+    def weight_rounds(self) -> list[int]:
+        """The rounds that have collaboration weights, in order; none if the method has none."""
+        return WeightsLog(self._path / "weights").rounds()
+
+    def weights(self, round_number: int | None = None) -> pd.DataFrame:
+        """Give the collaboration weights of one round.
+
+        Parameters
+        ----------
+        round_number
+            The round, by default the last that has weights.
+
+        Returns
+        -------
+        pandas.DataFrame
+            The matrix; its index are the clients that took, its columns those from whom they took.
+        """
+        return WeightsLog(self._path / "weights").read(round_number)
+
+    @property
+    def matrix_rounds(self) -> list[int]:
+        """The rounds that have an accuracy matrix, in order; none unless ``matrix`` was asked for."""
+        return matrix_log(self._path).rounds()
+
+    def matrix(self, round_number: int | None = None) -> pd.DataFrame:
+        """Give the accuracy matrix of one round.
+
+        Parameters
+        ----------
+        round_number
+            The round, by default the last that has one.
+
+        Returns
+        -------
+        pandas.DataFrame
+            The matrix; its index are the clients whose personal models were measured, its columns those on whose test
+            samples.
+        """
+        return matrix_log(self._path).read(round_number)
+
+    @cached_property
+    def shares(self) -> pd.DataFrame:
+        """What each client holds: ``client``, ``role``, sizes, and where known its group, noise and class counts."""
+        return read_shares(self._path)
+
+    def table(self) -> Table:
+        """Give the table that the end of a run prints.
+
+        Returns
+        -------
+        rich.table.Table
+            One row for each model.
+        """
+        return table([self.summary])
+
+    @cached_property
+    def _summary(self) -> dict[str, Any] | None:
+        return read_summary(self._path)
+
+    def __repr__(self) -> str:
+        return f"Result({str(self._path)!r}{'' if self.finished else ', not finished'})"
+
+    def _repr_html_(self) -> str:
+        if not self.finished:
+            return f"<p>{html.escape(repr(self))}</p>"
+        console = Console(record=True, file=io.StringIO(), width=100)
+        console.print(self.table())
+        return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')

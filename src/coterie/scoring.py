@@ -1,0 +1,149 @@
+"""Evaluation of all clients: every model on each client's own samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.engines.simulation import Simulation
+from coterie.engines.store import Split
+from coterie.evaluation import metrics as metric_table
+from coterie.evaluation.selection import hybrid_oracle, hybrid_validation
+from coterie.rows import Rows
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of one model, for each client.
+
+    Parameters
+    ----------
+    model
+        ``"personal"``, ``"global"``, ``"hybrid"``, ``"hybrid_oracle"``, ``"newcomer"``, or a name of the method's own.
+    split
+        Whose samples: ``"train"``, ``"validation"`` or ``"test"``.
+    metric
+        ``"loss"``, or a metric's name.
+    values
+        A float64 value for each client, NaN where it has none.
+    clients
+        The clients.
+    """
+
+    model: str
+    split: Split
+    metric: str
+    values: Tensor
+    clients: Tensor
+
+
+class Scorer:
+    """Evaluates a simulation.
+
+    Parameters
+    ----------
+    simulation
+        The simulation.
+    clients
+        The clients that train, in increasing order.
+    newcomers
+        The clients that never train.
+    splits
+        Which samples to evaluate on.
+    adapt_rounds
+        Rounds that newcomers join for before they are evaluated.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        clients: Tensor,
+        newcomers: Tensor,
+        splits: tuple[Split, ...] = ("validation", "test"),
+        adapt_rounds: int = 1,
+    ) -> None:
+        self.simulation, self.clients, self.newcomers = simulation, clients, newcomers
+        self.splits, self.adapt_rounds = splits, adapt_rounds
+        self.primary = simulation.engine.problem.metrics[0]
+
+    def scores(self, round_number: int) -> list[Score]:
+        """Evaluate every model on every client's own samples.
+
+        Parameters
+        ----------
+        round_number
+            The round that was played last.
+
+        Returns
+        -------
+        list of Score
+            All scores.
+        """
+        simulation, algorithm = self.simulation, self.simulation.algorithm
+        scores: list[Score] = []
+        if algorithm.has_personal:
+            personal = simulation.personal(self.clients, round_number)
+            scores += self._of("personal", personal, self.clients)
+        shared = algorithm.global_model(simulation.server)
+        everyone = torch.cat([self.clients, self.newcomers]).sort().values
+        if shared is not None:
+            scores += self._of("global", shared, everyone, shared=True)
+        for name, rows in algorithm.other_models(simulation.server).items():
+            scores += self._of(name, {key: value[self.clients] for key, value in rows.items()}, self.clients)
+        if algorithm.has_hybrid and algorithm.has_personal and shared is not None:
+            scores += self._hybrid(scores)
+        if len(self.newcomers) and algorithm.has_personal:
+            adapted = simulation.adapt(self.newcomers, round_number, self.adapt_rounds)
+            scores += self._of("newcomer", adapted, self.newcomers)
+        return scores
+
+    def _of(self, model: str, rows: Rows, clients: Tensor, shared: bool = False) -> list[Score]:
+        engine = self.simulation.engine
+        scores = []
+        for split in self.splits:
+            sizes = engine.sizes[split][clients]
+            if not int(sizes.sum()):
+                continue
+            outputs = engine.predict(self.simulation.algorithm.predict, rows, clients, split, shared)
+            offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+            ragged = engine.samples.splits[split]
+            begin = torch.repeat_interleave(ragged.offsets[clients] - offsets[:-1], sizes)
+            targets = engine.samples.y[ragged.flat[begin + torch.arange(len(begin), device=begin.device)]]
+            losses = engine.problem.loss(outputs, targets).double()
+            values = {"loss": metric_table.segment_mean(losses, offsets)}
+            for metric in engine.problem.metrics:
+                values[metric] = metric_table.per_client(metric, outputs, targets, offsets)
+            scores += [Score(model, split, metric, value, clients) for metric, value in values.items()]
+        return scores
+
+    def _hybrid(self, scores: list[Score]) -> list[Score]:
+        trained = {(score.model, score.split, score.metric): self._of_trainers(score) for score in scores}
+        higher = metric_table.get(self.primary).higher_is_better
+
+        def pair(split: Split, metric: str, sign: float = 1.0) -> tuple[Tensor, Tensor]:
+            return sign * trained["personal", split, metric], sign * trained["global", split, metric]
+
+        sign = 1.0 if higher else -1.0
+        test = pair("test", self.primary, sign)
+        chosen = {"hybrid_oracle": hybrid_oracle(*test).personal}
+        if ("personal", "validation", "loss") in trained:
+            accuracies, losses = pair("validation", self.primary, sign), pair("validation", "loss")
+            chosen["hybrid"] = hybrid_validation(
+                *test,
+                personal_validation=accuracies[0],
+                global_validation=accuracies[1],
+                personal_loss=losses[0],
+                global_loss=losses[1],
+            ).personal
+        return [
+            Score(name, split, metric, torch.where(use_personal, *pair(split, metric)), self.clients)
+            for name, use_personal in chosen.items()
+            for split in self.splits
+            for metric in ("loss", *self.simulation.engine.problem.metrics)
+            if ("personal", split, metric) in trained
+        ]
+
+    def _of_trainers(self, score: Score) -> Tensor:
+        return score.values[torch.isin(score.clients, self.clients)]
