@@ -122,8 +122,7 @@ def variants(
 def pfl() -> list[dict[str, Any]]:
     samples = samples_of([50] * 1000, (3, 32, 32))
     settings = {"local_epochs": 1, "batch_size": 10, "lr": 0.05}
-    which = [{"convolution": c, "tf32": t} for t in (True, False) for c in ("unfold", "grouped")]
-    which += [{"convolution": "unfold", "tf32": True, "record": False}]
+    which: list[dict[str, Any]] = [{"tf32": True}, {"tf32": False}, {"tf32": True, "record": False}]
     return variants("pfl", "fedavg", settings, "cnn_pfl", samples, 50, which)
 
 
@@ -137,7 +136,7 @@ def pfllib() -> list[dict[str, Any]]:
     rows = []
     for name in ("fedavg", "fedamp"):
         settings = {"local_epochs": 1, "batch_size": 10, "lr": 0.005}
-        which = [{"convolution": c, "tf32": t} for t in (True, False) for c in ("unfold", "grouped")]
+        which: list[dict[str, Any]] = [{"tf32": True}, {"tf32": False}]
         rows += variants("pfllib", name, settings, "cnn_pfllib", samples, 20, which)
     return rows
 

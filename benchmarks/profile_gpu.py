@@ -1,10 +1,11 @@
 """Where the time of a round goes on a GPU: kernels, and the host's phases.
 
-python benchmarks/profile_gpu.py
+python benchmarks/profile_gpu.py {pfl,pfllib,mlp} [--tf32] [--convolution KIND] [--top N]
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from coterie.engines import batched, recorded
 from coterie.engines.base import Engine
 
 
-def kernels(title: str, simulated: Any, cohort: int, top: int = 14) -> None:
+def kernels(title: str, simulated: Any, cohort: int, top: int) -> None:
     total = simulated.engine.samples.clients
 
     def play(number: int) -> None:
@@ -51,7 +52,6 @@ def kernels(title: str, simulated: Any, cohort: int, top: int = 14) -> None:
         (recorded.Recording, "play"),
         (recorded.Recording, "_load"),
         (type(simulated.engine), "run"),
-        (type(simulated.engine), "_run_chunk"),
         (type(simulated.clients), "scatter"),
         (type(simulated.clients), "gather"),
         (type(simulated), "_deliver"),
@@ -65,7 +65,7 @@ def kernels(title: str, simulated: Any, cohort: int, top: int = 14) -> None:
     for owner, name, original in originals:
         setattr(owner, name, original)
     print(f"== {title}: {whole:.2f} ms with clocks; " + ", ".join(f"{k} {v:.2f}" for k, v in spent.items()))
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
         play(5)
         synchronise()
     averages = [e for e in prof.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
@@ -73,23 +73,25 @@ def kernels(title: str, simulated: Any, cohort: int, top: int = 14) -> None:
     everything = sum(e.self_device_time_total for e in averages)
     print(f"   kernels {everything / 1e3:.2f} ms, {sum(e.count for e in averages)} launches")
     for e in averages[:top]:
-        print(f"   {e.self_device_time_total / 1e3:8.3f} ms {e.count:6d}x  {e.key[:110]}")
+        print(f"   {e.self_device_time_total / 1e3:8.3f} ms {e.count:6d}x  {e.key[:120]}")
 
 
 def main() -> None:
-    one = {"local_epochs": 1, "batch_size": 10, "lr": 0.05}
-    images = samples_of([50] * 1000, (3, 32, 32))
-    for options in (
-        {"convolution": "unfold", "tf32": False},
-        {"convolution": "grouped", "tf32": False},
-        {"convolution": "grouped", "tf32": True},
-    ):
-        kernels(f"pfl {options}", simulation("fedavg", one, "cnn_pfl", images, **options), 50)
-    flat = samples_of([500] * 100, (1, 28, 28))
-    kernels("mlp", simulation("fedavg", one | {"batch_size": 50}, "mlp", flat), 100)
-    ragged = samples_of([400 + 250 * i for i in range(20)], (1, 28, 28))
-    kernels("pfllib grouped", simulation("fedavg", one, "cnn_pfllib", ragged, convolution="grouped"), 20)
-    kernels("pfllib unfold", simulation("fedavg", one, "cnn_pfllib", ragged, convolution="unfold"), 20)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=["pfl", "pfllib", "mlp"])
+    parser.add_argument("--tf32", action="store_true")
+    parser.add_argument("--convolution", default=None)
+    parser.add_argument("--top", type=int, default=20)
+    args = parser.parse_args()
+    one = {"local_epochs": 1, "batch_size": 50 if args.shape == "mlp" else 10, "lr": 0.05}
+    sizes, shape, model, cohort = {
+        "pfl": ([50] * 1000, (3, 32, 32), "cnn_pfl", 50),
+        "pfllib": ([400 + 250 * i for i in range(20)], (1, 28, 28), "cnn_pfllib", 20),
+        "mlp": ([500] * 100, (1, 28, 28), "mlp", 100),
+    }[args.shape]
+    options = {"tf32": args.tf32, "convolution": args.convolution}
+    simulated = simulation("fedavg", one, model, samples_of(sizes, shape), **options)
+    kernels(f"{args.shape} {options}", simulated, cohort, args.top)
 
 
 if __name__ == "__main__":

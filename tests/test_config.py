@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from coterie.config import ExperimentConfig, from_mapping, from_yaml
 from coterie.errors import ConfigError, UnknownName
 from coterie.spec import allowed, make
-from tests.test_resume import OWN
+from tests.small_runs import OWN
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "algorithm": ({"algorithm": "fedavgg"}, "there is no algorithm 'fedavgg': did you mean 'fedavg'? known are "),

@@ -11,9 +11,12 @@ from torch import Tensor
 
 from coterie import randomness
 from coterie.algorithms import registry
-from coterie.algorithms.base import Ask, Cohort, Replies
+from coterie.algorithms.base import Ask, Cohort, Minibatches, Replies
 from coterie.engines.base import Call
+from coterie.engines.batched import BatchedEngine
 from coterie.engines.simulation import Simulation
+from coterie.engines.store import Samples
+from coterie.partitions import Ragged
 from tests.conformance_table import TABLE, Row
 from tests.support import classification, everyone, simulate, small_model
 
@@ -165,10 +168,14 @@ def test_absent_clients_are_bit_identical(name: str, settings: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
-def test_inputs_are_not_mutated_and_rows_are_independent(name: str, settings: dict[str, Any]) -> None:
-    """Every task of a round: run again with one client's data changed, no other client's row may change a bit."""
-    simulation = make(name, settings)
-    other = make(name, settings)
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_inputs_are_not_mutated_and_rows_are_independent(name: str, settings: dict[str, Any], engine: str) -> None:
+    """Every task of a round: run again with one client's data changed, no other client's row may change a bit.
+
+    The batched engine may hand tasks copies, the loop hands them views of what it was given.
+    """
+    simulation = make(name, settings, engine=engine)
+    other = make(name, settings, engine=engine)
     victim = 2
     mine = torch.cat([other.engine.samples.splits[split][victim] for split in ("train", "validation")])
     other.engine.samples.x[mine] *= -3.0
@@ -197,6 +204,96 @@ def test_inputs_are_not_mutated_and_rows_are_independent(name: str, settings: di
         assert_same(server, given, "server state given to a round")
     simulation.personal(everyone(simulation), 2)
     assert seen
+
+
+# What a method draws for a client is keyed by the client's number, so that a client of another name draws something
+# else. These settings leave nothing to draw: full batches, and no choice by lot.
+NOTHING_DRAWN: dict[str, dict[str, Any]] = {
+    "fedfomo": {"candidates": CLIENTS - 1, "epsilon": 0.0},
+    "fedadmm": {"local_epochs": 1},
+    "per_fedavg": {"adapt_batch_size": 0},
+}
+
+
+def relabelled(samples: Samples, order: list[int]) -> Samples:
+    """The same clients, the new number ``k`` being the old ``order[k]``."""
+    splits: dict[Any, Ragged] = {
+        split: Ragged.of([ragged[client] for client in order]) for split, ragged in samples.splits.items()
+    }
+    return dataclasses.replace(samples, splits=splits, class_counts=samples.class_counts[order])
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_names_of_clients_do_not_matter(name: str, settings: dict[str, Any]) -> None:
+    settings = settings | ({"batch_size": 0} if "batch_size" in settings else {}) | NOTHING_DRAWN.get(name, {})
+    order = [3, 0, 4, 2, 1]
+    one = make(name, settings)
+    samples = relabelled(classification(CLIENTS), order)
+    two = simulate(name, samples, small_model(), task="multiclass", settings=settings)
+    for number in (1, 2, 3):
+        online = cohort_of(number).tolist()
+        one.play_round(torch.tensor(online), number)
+        two.play_round(torch.tensor(sorted(order.index(client) for client in online)), number)
+        assert_close({k: v[order] for k, v in one.clients.rows.items()}, two.clients.rows, 1e-10, "clients")
+        first, second = models_of(one, number), models_of(two, number)
+        first = {key: value[order] if key.startswith("personal") else value for key, value in first.items()}
+        assert_close(first, second, 1e-10, "models")
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_recorded_steps_agree_and_recordings_stay_few(name: str, settings: dict[str, Any]) -> None:
+    """Ragged clients, other ones each round: what was recorded for one round serves the next."""
+    plain, recorded = make(name, settings), make(name, settings, record=True)
+    engine = recorded.engine
+    assert isinstance(engine, BatchedEngine)
+    for number in range(1, 7):
+        for simulation in (plain, recorded):
+            simulation.play_round(cohort_of(number), number)
+        assert_close(plain.server, recorded.server, 1e-10, "server")
+        assert_close(plain.clients.rows, recorded.clients.rows, 1e-10, "clients")
+        if TABLE[name].discrete:  # as between engines
+            put(recorded, copied(plain))
+    # One for each fold with minibatches of 4; one more for each width of a fold over whole clients, of which the five
+    # sizes 5, 9, 13, 17 and 21 leave three for the largest of three; and those again for another number of trial steps.
+    folds = sum(len(task.folds()) for task in recorded.tasks.values())
+    whole = any(not isinstance(f.over, Minibatches) for task in recorded.tasks.values() for f in task.folds())
+    assert len(engine._recordings) <= folds * (3 if whole else 1) + (1 if name == "sfedpg" else 0)
+    for _, recording in engine._recordings.values():
+        assert len(recording._replays) <= 3  # for 1, 2 and all 3 rows
+    assert_close(models_of(plain, 6), models_of(recorded, 6), 1e-10, "models")
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 0}, {"batch_size": 8}, {"batch_size": 32}])
+def test_recordings_stay_few_whatever_the_sizes(settings: dict[str, Any]) -> None:
+    """48 clients of 20 to 67 samples, six of them a round, so that the largest of a round is nearly always another."""
+    sizes = [20 + 29 * client % 48 for client in range(48)]
+    samples = classification(48, sizes=sizes)
+    recorded, plain = (
+        simulate(
+            "fedavg",
+            samples,
+            small_model(),
+            task="multiclass",
+            settings={"lr": 0.1, "local_epochs": 2} | settings,
+            record=record,
+        )
+        for record in (True, False)
+    )
+    engine, largest = recorded.engine, set()
+    assert isinstance(engine, BatchedEngine)
+    for number in range(1, 25):
+        drawn = randomness.stream(5, "test cohort", number).choice(48, size=6, replace=False)
+        cohort = torch.tensor(sorted(drawn.tolist()))
+        largest.add(max(sizes[client] for client in cohort.tolist()))
+        for simulation in (recorded, plain):
+            simulation.play_round(cohort, number)
+    assert_close(plain.server, recorded.server, 1e-10, "server")
+    assert len(largest) > 9
+    # Four widths to an octave: of full batches 20, 24, 28, 32, 40, 48, 56, 64 and 80, and else the batch size alone,
+    # which no round falls short of unless all its clients do.
+    assert len(engine._recordings) <= {0: 9, 8: 1, 32: 4}[settings["batch_size"]]
+    for _, recording in engine._recordings.values():
+        assert recording._replays.keys() <= {1, 2, 4, 6}
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)

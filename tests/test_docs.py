@@ -11,6 +11,7 @@ import glob
 import importlib.util
 import inspect
 import io
+import json
 import re
 import shlex
 import shutil
@@ -24,6 +25,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from rich.console import Console
@@ -40,7 +42,8 @@ from tests import test_conformance as conformance
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PRINCIPLES, GUIDE = "README.md", "docs/principles.md", "docs/add_an_algorithm.md"
-DOCUMENTS = (README, PRINCIPLES, GUIDE, "CHANGELOG.md")
+REPRODUCTION = "docs/reproduction.md"
+DOCUMENTS = (README, PRINCIPLES, GUIDE, REPRODUCTION, "CHANGELOG.md")
 TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROGRAMS = ("bash", "python")
@@ -171,15 +174,14 @@ def test_what_is_not_run_exists() -> None:
 
 
 def test_options_that_documents_name_exist() -> None:
-    root = typer.main.get_command(app)
-    assert isinstance(root, typer.core.TyperGroup)
-    known = {
-        name
-        for command in root.commands.values()
-        for option in command.params
-        for name in (*option.opts, *option.secondary_opts)
-    }
-    for document in (README, PRINCIPLES, GUIDE):
+    def options(command: Any) -> Iterator[str]:
+        for below in getattr(command, "commands", {}).values():
+            yield from options(below)
+        for option in command.params:
+            yield from (*option.opts, *option.secondary_opts)
+
+    known = set(options(typer.main.get_command(app)))
+    for document in (README, PRINCIPLES, GUIDE, REPRODUCTION):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TEXT[document]))
         assert named <= known, document
 
@@ -303,10 +305,10 @@ def test_no_link_is_dead(document: str) -> None:
     assert links
 
 
-@pytest.mark.parametrize("document", [README, PRINCIPLES, GUIDE])
+@pytest.mark.parametrize("document", [README, PRINCIPLES, GUIDE, REPRODUCTION])
 def test_paths_and_modules_that_are_named_exist(document: str) -> None:
     new = {"src/coterie/algorithms/elastic.py", "tests/oracles/test_elastic.py"}  # the reader is to make these
-    for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./]*)`", TEXT[document]):
+    for path in re.findall(r"`((?:src|tests|docs|benchmarks|results)/[\w./]*)`", TEXT[document]):
         assert (ROOT / path).exists() or path in new, f"{document}: {path}"
     for module in re.findall(r"`(coterie\.\w+)`", TEXT[document]):
         name = module.partition(".")[2]
@@ -357,6 +359,32 @@ def test_what_the_readme_shows_is_what_a_run_prints() -> None:
     for line, like in zip(lines[4:8], printed[4:8], strict=True):
         assert re.sub(r"\d", "0", line).split()[:2] == re.sub(r"\d", "0", like).split()[:2]
         assert [len(word) for word in line.split()[2:6]] == [len(word) for word in like.split()[2:6]]
+
+
+def test_the_fashion_mnist_check_is_what_was_measured() -> None:
+    check = json.loads((ROOT / "results/fashion_mnist_check.json").read_text())
+    text = section(REPRODUCTION, "Fashion-MNIST, 100 clients with 50 samples each")
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")
+    ]
+    assert len(rows) == len(check["runs"]) == 5
+    for row, found in zip(rows, check["runs"], strict=True):
+        settings = "".join(f" --set {key}={value:g}" for key, value in found["settings"].items())
+        assert row[:2] == [found["algorithm"] + settings, found["model"]]
+        assert [float(cell) for cell in row[2:5]] == [found[key] for key in ("measured", "prototype", "difference")]
+        assert found["difference"] == pytest.approx(found["measured"] - found["prototype"])
+        assert abs(found["difference"]) <= check["bound"] == 2.0
+    (commands,) = [block for block in BLOCKS if block.document == REPRODUCTION and "coterie run" in block.text]
+    common, *runs = [line for line in commands.text.splitlines() if line]
+    for line, found in zip(runs, check["runs"], strict=True):
+        words = shlex.split(line.replace("$options", shlex.split(common)[0].removeprefix("options=")))
+        assert words[:3] == ["coterie", "run", found["algorithm"]]
+        given = dict(zip(words[3::2], words[4::2], strict=True))
+        given.pop("--out")
+        settings = dict([given.pop("--set").split("=")]) if "--set" in given else {}
+        assert {key: float(value) for key, value in settings.items()} == found["settings"]
+        values = {name.removeprefix("--").replace("-", "_"): yaml.safe_load(value) for name, value in given.items()}
+        assert values == check["config"]
 
 
 def test_every_dependency_has_its_reason() -> None:

@@ -14,7 +14,7 @@ from coterie.algorithms.base import Algorithm
 from coterie.algorithms.fedavg import FedAvg
 from coterie.errors import ConfigError, UnknownName
 from coterie.spec import allowed
-from tests.test_resume import OWN
+from tests.small_runs import OWN
 
 
 @pytest.fixture(autouse=True)

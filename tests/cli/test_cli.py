@@ -21,7 +21,7 @@ from coterie.cli import main
 from coterie.config import ExperimentConfig
 from coterie.engines.simulation import Simulation
 from coterie.results import Result
-from tests.test_resume import FAR_TOO_FAST, OWN, SMALL
+from tests.small_runs import FAR_TOO_FAST, OWN, SMALL
 
 
 class Said(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 
 from coterie import api, experiment, randomness
 from coterie.config import from_mapping
-from tests.test_resume import SMALL, assert_same_end, last_state
+from tests.small_runs import SMALL, assert_same_end, last_state
 
 ROUNDS = 300  # more than fit between the first checkpoint and the signal
 LONG = {**SMALL, "rounds": ROUNDS, "checkpoint_every": 3, "eval_every": 2, "threads": 1}

@@ -33,7 +33,9 @@ def module() -> nn.Module:
     return made
 
 
-def make(settings: dict[str, Any], samples: Samples | None = None, engine: str = "batched", **options: Any) -> Simulation:
+def make(
+    settings: dict[str, Any], samples: Samples | None = None, engine: str = "batched", **options: Any
+) -> Simulation:
     data = quadratics(points(6), CURVATURES, SIZES) if samples is None else samples
     problem = Problem.of(module(), "regression", dtype=torch.float64)
     return Simulation(registry.make("fedacs", settings), ENGINES[engine](problem, data, 3), **options)
@@ -54,7 +56,7 @@ def attention(w: Array, p: float, offdiag: bool = False) -> Array:
     np.fill_diagonal(s, 1.0)
     pairs = s[~np.eye(m, dtype=bool)] if offdiag else s.ravel()
     delta = np.quantile(pairs, p) if p > 0 and len(pairs) else -np.inf
-    a = np.zeros_like(s)
+    a: Array = np.zeros((m, m))
     for i in range(m):
         for j in range(m):
             if i == j or (s[i, j] > delta and s[i, j] > 0):
@@ -132,10 +134,11 @@ def test_p_0_weighs_by_cosine_where_all_are_positive() -> None:
 
 
 def test_p_0_leaves_out_those_that_point_away() -> None:
-    unit = MODELS / np.linalg.norm(MODELS, axis=1, keepdims=True)
+    models = points(6, seed=8)
+    unit = models / np.linalg.norm(models, axis=1, keepdims=True)
     cosine = unit @ unit.T
-    assert (cosine < 0).any()
-    simulation = spread(make(LOCAL | {"p": 0.0}))
+    assert (cosine < 0).any() and (cosine > 0).sum() > 6
+    simulation = spread(make(LOCAL | {"p": 0.0}), models)
     values = row(weights_of(simulation.play_round(everyone(simulation), 1)).values)
     assert np.array_equal(values > 0, cosine > 0)
 
@@ -180,18 +183,20 @@ def test_raising_p_never_enlarges_a_rows_support() -> None:
 
 
 def test_the_quantile_counts_the_diagonal_unless_told_otherwise() -> None:
-    """Six models at angles 0, 10, 30, 60, 100 and 150 degrees, all in one plane, and p = 1/2.
+    """Five models at 0, 10, 30, 62 and 101 degrees, all in one plane, and p = 1/2.
 
-    15 differences: 10 20 30 30 40 50 60 70 90 90 90 100 120 140 150. Of the 30 off-diagonal cosines, two to a pair, the
-    median lies between the 15th and the 16th, both of 70 degrees, so that seven pairs are above it. Of all 36 it lies
-    between the 18th and the 19th from below: with the six ones on top these are the 12th and 13th off the diagonal from
-    above, both of 50 and 60 degrees, so that six pairs are above it.
+    Their ten differences are 10 20 30 32 39 52 62 71 91 101 degrees, two cosines to each. The median of these twenty
+    lies between the tenth and the eleventh from above, 39 and 52 degrees apart. With the five ones of the diagonal
+    there are 25, whose median is the thirteenth from above, the eighth of the others: 32 degrees itself, which is not
+    strictly above it.
     """
-    angle = np.deg2rad([0, 10, 30, 60, 100, 150])
+    degrees = np.array([0.0, 10.0, 30.0, 62.0, 101.0])
+    angle = np.deg2rad(degrees)
     models = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1)
-    apart = np.abs(angle[:, None] - angle[None]) * 180 / np.pi
-    for offdiag, widest in ((True, 65), (False, 55)):
-        simulation = spread(make(LOCAL | {"p": 0.5, "offdiag": offdiag}), models)
+    apart = np.abs(degrees[:, None] - degrees[None])
+    samples = quadratics(points(5), [1.0] * 5)
+    for offdiag, widest in ((True, 45.0), (False, 31.0)):
+        simulation = spread(make(LOCAL | {"p": 0.5, "offdiag": offdiag}, samples), models)
         values = row(weights_of(simulation.play_round(everyone(simulation), 1)).values)
         assert np.array_equal(values > 0, apart < widest)
 
@@ -229,9 +234,7 @@ def test_permuting_the_clients_permutes_everything(pool: str, engine: str) -> No
 def test_one_participant_takes_a_local_step(engine: str) -> None:
     ends = []
     for name in ("fedacs", "local"):
-        simulation = simulate(
-            name, classification(), small_model(), task="multiclass", settings=LOCAL, engine=engine
-        )
+        simulation = simulate(name, classification(), small_model(), task="multiclass", settings=LOCAL, engine=engine)
         for number, client in enumerate([2, 4, 2, 0], start=1):
             simulation.play_round(torch.tensor([client]), number)
         ends.append(simulation.clients.rows["w"])
@@ -294,24 +297,18 @@ def test_bytes_are_one_model_each_way(pool: str) -> None:
     assert (simulation.traffic.down, simulation.traffic.up) == (3 * 3 * 8 * n,) * 2
 
 
-def test_held_out_clients_do_not_speak_and_are_not_averaged() -> None:
-    """With pool="all" too, and the derived global model is the members' mean; a newcomer hears members and itself."""
-    members = [0, 2, 3, 5]
-    simulation = make(STILL | {"p": 0.0, "pool": "all"}, members=torch.tensor(members))
-    spread(simulation, np.abs(MODELS))
-    w = np.abs(MODELS)
+@pytest.mark.parametrize("p", [0.0, 0.6])
+def test_held_out_clients_do_not_speak_and_are_not_averaged(p: float) -> None:
+    """With pool="all" too; the derived global model is the members' mean. Newcomers are in the pool as they join."""
+    members, w = [0, 2, 3, 5], np.abs(MODELS)
+    simulation = spread(make(STILL | {"p": p, "pool": "all"}, members=torch.tensor(members)), w)
     weights = weights_of(simulation.play_round(torch.tensor([0, 3]), 1))
-    values = torch.zeros(2, 6, dtype=torch.float64)
-    values[:, weights.columns] = weights.values
-    expected = np.zeros((2, 6))
-    expected[:, members] = attention(w[members], 0.0)[[0, 2]]
-    np.testing.assert_allclose(row(values), expected, rtol=0, atol=1e-14)
-    w[[0, 3]] = expected @ w
+    a = attention(w[members], p)[[0, 2]]
+    assert weights.columns.tolist() == members
+    np.testing.assert_allclose(row(weights.values), a, rtol=0, atol=1e-14)
+    w[[0, 3]] = a @ w[members]
     shared = simulation.algorithm.global_model(simulation.server)
     assert shared is not None
     np.testing.assert_allclose(row(shared["w"]), w[members].mean(0), rtol=0, atol=1e-14)
     adapted = row(simulation.adapt(torch.tensor([1, 4]), 1, 1)["w"])
-    for got, newcomer in zip(adapted, (1, 4), strict=True):
-        heard = sorted([*members, newcomer])
-        a = attention(w[heard], 0.0)[heard.index(newcomer)]
-        np.testing.assert_allclose(got, a @ w[heard], rtol=0, atol=1e-14)
+    np.testing.assert_allclose(adapted, attention(w, p)[[1, 4]] @ w, rtol=0, atol=1e-14)

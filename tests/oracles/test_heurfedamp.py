@@ -24,7 +24,9 @@ OFF = ~torch.eye(5, dtype=torch.bool)
 START = points(5, seed=8) + 1.0  # nobody at the origin, where there is no angle
 
 
-def make(settings: dict[str, Any], members: list[int] | None = None, engine: str = "loop", **options: Any) -> Simulation:
+def make(
+    settings: dict[str, Any], members: list[int] | None = None, engine: str = "loop", **options: Any
+) -> Simulation:
     """Regression clients that start apart, at :data:`START`."""
     problem = Problem.of(linear_regression(3), "regression", dtype=torch.float64)
     return Simulation(

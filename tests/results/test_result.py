@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.errors import RunFolderError
-from coterie.results import Result, summarise, table
+from coterie.results import Result, matrix_table, summarise, table
 from coterie.storage import RunFolder
 
 
@@ -137,3 +137,29 @@ def test_the_least_error_wins(tmp_path: Path) -> None:
 def test_shown_in_a_notebook(tmp_path: Path) -> None:
     page = finished(tmp_path / "run")._repr_html_()
     assert page.startswith("<pre") and "personal" in page and "0.3750" in page
+
+
+def test_readings_of_matrices_beside_each_other() -> None:
+    def summary(name: str, fractions: dict[str, float], shared: float | None) -> dict[str, Any]:
+        def at(mean: float) -> dict[str, float]:
+            return {"mean": mean, "std": mean / 10}
+
+        found = {"l_acc": at(0.9), "g_acc": at(0.3), "s_acc": {key: at(value) for key, value in fractions.items()}}
+        found["global"] = None if shared is None else at(shared)
+        return {"algorithm": name, "matrix": {"metric": "accuracy", "round": 7, **found}}
+
+    runs = [summary("fedpg", {"1.0": 0.3, "0.25": 0.6}, 0.7), summary("local", {"0.25": 0.5}, None)]
+    view = matrix_table([*runs, {"algorithm": "fedavg"}])
+    assert view is not None
+    lines = [line.split() for line in shown(view).splitlines() if line.split()[-1:] == ["7"]]
+    assert [line[:4] for line in lines] == [
+        ["fedpg", "L-acc", "0.9000", "0.0900"],
+        ["local", "L-acc", "0.9000", "0.0900"],
+        ["fedpg", "S-acc(0.25)", "0.6000", "0.0600"],
+        ["local", "S-acc(0.25)", "0.5000", "0.0500"],
+        ["fedpg", "S-acc(1)", "0.3000", "0.0300"],
+        ["fedpg", "G-acc", "0.3000", "0.0300"],
+        ["local", "G-acc", "0.3000", "0.0300"],
+        ["fedpg", "global", "0.7000", "0.0700"],
+    ]
+    assert matrix_table([{"algorithm": "fedavg"}]) is None

@@ -18,7 +18,8 @@ Departures from the paper
 - C-S2: a client always selects itself; the quantile alone would select nobody for p near 1.
 - C-S3: the quantile is over all entries, as printed; ``offdiag=true`` leaves the diagonal out.
 - C-S5: weights are normalised over the selected row, and only positive cosines are selected.
-- C-S6: attention is among the round's participants; ``pool="all"`` uses the last models of all clients.
+- C-S6: attention is among the round's participants; ``pool="all"`` uses the last models of all clients
+  that take part in training, in this round or another.
 - C-S7: several local epochs, as in the experiments, rather than one step.
 """
 
@@ -50,7 +51,8 @@ class FedACS(LocalTraining):
 
     def init(self, start: Start) -> tuple[State, Rows]:
         """Let the server keep every client's last model; see :meth:`Algorithm.init`."""
-        return {"w": start.rows()}, {"w": start.rows()}
+        members = torch.arange(start.clients, device=start.row.device) if start.members is None else start.members
+        return {"w": start.rows(), "members": members}, {"w": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
         """Plain training from the averaged model; see :meth:`Algorithm.tasks`."""
@@ -59,12 +61,14 @@ class FedACS(LocalTraining):
     def round(self, server: State, cohort: Cohort) -> Round:
         """Select and average for each client, send each its own; see :meth:`Algorithm.round`."""
         w, clients = server["w"], cohort.clients
-        pool = clients if self.pool == "cohort" else torch.arange(cohort.total, device=w.device)
+        pool = clients if self.pool == "cohort" else torch.cat([server["members"], clients]).unique()
         a = fedacs_weights(w[pool], self.p, offdiag=self.offdiag)[torch.searchsorted(pool, clients)]
         replies = yield Ask("train", Message(each={"w": mix(a, w[pool])}))
-        new = {"w": put_rows(w, replies.clients, replies["w"])}
+        new = {"w": put_rows(w, replies.clients, replies["w"]), "members": server["members"]}
         return new, {"weights": Weights(a, clients, pool)}
 
     def global_model(self, server: State) -> Rows | None:
-        """Give the mean of all personal models, which is derived: the method has no global model."""
-        return {"w": server["w"].mean(0)}
+        """Give the mean of the members' personal models, which is derived: the method has no global model."""
+        w, members = server["w"], server["members"]
+        share = w.new_zeros(len(w)).index_fill(0, members, 1 / len(members))
+        return {"w": share @ w}

@@ -9,7 +9,7 @@ The problem is ``G(W) = Σ_i F_i(w_i) + λ Σ_{i<j} A(|w_i − w_j|²)`` with ``
     client i:  w_i ← E epochs on F_i(w) + (λ/2α) |w − u_i|²,  gradient ∇F_i(w) + prox (w − u_i)   (Eq. 6)
 
 in the two numbers that matter, ``κ = α/σ`` (``kappa``) and ``prox = λ/α`` (``prox``). An absent client's last model
-still speaks to the others.
+still speaks to the others. A client that is held out of training listens once it joins, but nobody listens to it.
 
 Departures from the paper
 
@@ -20,7 +20,7 @@ Departures from the paper
   at its cloud model (``begin="cloud"``).
 - C-A7: all clients start from one common model (``common_start``).
 - The experiments' values are not published. By default σ is the median squared distance between two clients' models,
-  taken anew each round, and κ = 2/m.
+  taken anew each round, and κ = 2/m; both count those clients only that take part in training.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class MessagePassing(LocalTraining):
         """Let the server keep every client's last model and cloud model; see :meth:`Algorithm.init`."""
         w = start.rows() if self.common_start else torch.stack([start.fresh(i) for i in range(start.clients)])
         sigma = torch.ones((), dtype=torch.float64, device=w.device)
-        return {"w": w, "u": w.clone(), "sigma": sigma}, {"w": w.clone()}
+        members = torch.arange(start.clients, device=w.device) if start.members is None else start.members
+        return {"w": w, "u": w.clone(), "sigma": sigma, "members": members}, {"w": w.clone()}
 
     def tasks(self) -> dict[str, Task]:
         """Training towards the cloud model; see :meth:`Algorithm.tasks`."""
@@ -62,26 +63,29 @@ class MessagePassing(LocalTraining):
         return {"train": ProximalTraining(self.stepper, self.minibatches, prox=self.prox, from_own=own)}
 
     @abc.abstractmethod
-    def attention(self, w: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor, Info]:
-        """Weigh the clients of the cohort against all.
+    def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor, Info]:
+        """Weigh, for each client of the cohort, itself and the members.
 
         Parameters
         ----------
         w
             The last model of every client.
+        members
+            The clients that are listened to, in increasing order.
         cohort
             The clients of this round.
 
         Returns
         -------
         tuple
-            Weights ``[cohort, clients]``, the scale σ they were taken with, and what else to record.
+            Weights ``[cohort, clients]``, 0 for others than members, the scale σ they were taken with, and what else
+            to record.
         """
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Make cloud models, send each its own, keep what comes back; see :meth:`Algorithm.round`."""
         w = server["w"]
-        xi, sigma, info = self.attention(w, cohort)
+        xi, sigma, info = self.attention(w, server["members"], cohort)
         u = mix(xi, w)
         replies = yield Ask("train", Message(each={"w": u}))
         everyone = torch.arange(cohort.total, device=w.device)
@@ -89,6 +93,7 @@ class MessagePassing(LocalTraining):
             "w": put_rows(w, replies.clients, replies["w"]),
             "u": put_rows(server["u"], cohort.clients, u),
             "sigma": sigma,
+            "members": server["members"],
         }
         return new, {"weights": Weights(xi, cohort.clients, everyone), **info}
 
@@ -109,12 +114,16 @@ class FedAMP(MessagePassing):
     guard: bool = Field(True, description="keep self weights at xi_min or above")
     xi_min: float = Field(0.0, ge=0, le=1, description="least self weight under the guard")
 
-    def attention(self, w: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor, Info]:
+    def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor, Info]:
         """Weigh by ``κ exp(−|w_i − w_j|²/σ)``; see :meth:`MessagePassing.attention`."""
         apart = squared_distances(w)
-        given = None if self.sigma is None else torch.tensor(self.sigma, dtype=torch.float64, device=w.device)
-        sigma = median_squared_distance(w, distances=apart) if given is None else given
-        kappa = 2 / cohort.total if self.kappa is None else self.kappa
+        if self.sigma is None:
+            sigma = median_squared_distance(w, distances=apart[members][:, members])
+        else:
+            sigma = torch.tensor(self.sigma, dtype=torch.float64, device=w.device)
+        kappa = 2 / len(members) if self.kappa is None else self.kappa
         mine, own = cohort.clients, apart[cohort.clients]
-        xi, guarded = fedamp_weights(w, kappa, sigma, self.guard, self.xi_min, rows=mine, distances=own)
+        # Who does not speak is infinitely far from everybody.
+        heard = torch.full_like(own, torch.inf).index_copy(1, members, own[:, members])
+        xi, guarded = fedamp_weights(w, kappa, sigma, self.guard, self.xi_min, rows=mine, distances=heard)
         return xi, sigma, {"guarded": torch.tensor(float(guarded))}

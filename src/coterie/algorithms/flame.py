@@ -83,7 +83,8 @@ class PersonalTraining(ProximalTraining):
 
     def start(self, here: Here, state: Rows, message: Rows) -> Rows:
         """Go on from the client's own ``θ``; see :meth:`Task.start`."""
-        theta, shared = state["theta"], message["w"]
+        theta = state["theta"].clone(memory_format=torch.contiguous_format)  # steps are taken in place
+        shared = message["w"]
         centre = state["w"] if self.own_centre else shared
         return {"w": theta, "centre": centre, "shared": shared, **self.optimiser.init(here, theta)}
 

@@ -86,7 +86,10 @@ class Scaffold(GlobalTraining):
     def init(self, start: Start) -> tuple[State, Rows]:
         """One model for all, and control variates of zero; see :meth:`Algorithm.init`."""
         server, clients = super().init(start)
-        return server | {"c": torch.zeros_like(start.row)}, clients | {"c": torch.zeros_like(clients["w"])}
+        # m counts the clients that ever train: one that never does has no c_i to be averaged.
+        m = torch.tensor(start.clients if start.members is None else len(start.members), device=start.row.device)
+        mine = {"c": torch.zeros_like(start.row), "m": m}
+        return server | mine, clients | {"c": torch.zeros_like(clients["w"])}
 
     def tasks(self) -> dict[str, Task]:
         """Training with corrected steps; see :meth:`Algorithm.tasks`."""
@@ -97,5 +100,5 @@ class Scaffold(GlobalTraining):
         replies = yield Ask("train", Message(shared={"w": server["w"], "c": server["c"]}))
         w = server["w"] + self.server_lr * replies["dw"].mean(0)
         # (|S|/m) mean_S is a sum over m: it keeps c the mean of all c_i whoever took part.
-        c = server["c"] + replies["dc"].sum(0) / cohort.total
-        return {"w": w, "c": c}, {}
+        c = server["c"] + replies["dc"].sum(0) / server["m"]
+        return {"w": w, "c": c, "m": server["m"]}, {}

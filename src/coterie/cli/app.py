@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ import yaml
 
 from coterie import __version__, api
 from coterie.cli import data as data_commands
-from coterie.cli import listing
+from coterie.cli import federate, listing
 from coterie.cli import partition as partition_commands
 from coterie.cli.console import err
 from coterie.cli.console import out as standard_output
@@ -41,7 +41,7 @@ from coterie.cli.options import (
 )
 from coterie.config import SHORTHANDS, ExperimentConfig, from_mapping, from_yaml
 from coterie.errors import ConfigError, Interrupted
-from coterie.results import Result, table
+from coterie.results import Result, matrix_table, table
 
 app = typer.Typer(
     name="coterie",
@@ -53,6 +53,7 @@ app = typer.Typer(
 )
 app.add_typer(listing.app, name="list")
 app.add_typer(data_commands.app, name="data")
+app.add_typer(federate.app, name="federate")
 app.add_typer(partition_commands.app, name="partition")
 
 
@@ -208,7 +209,7 @@ def show(
         if not result.finished:
             done = summaries[-1]["rounds"]
             err.print(f"{path} is not finished: round {done} of {result.config['rounds']}", highlight=False)
-    standard_output.print(table(summaries))
+    _print(summaries)
 
 
 @contextlib.contextmanager
@@ -222,5 +223,12 @@ def _stoppable() -> Iterator[None]:
 
 def _show(result: Result, quiet: bool) -> None:
     if not quiet:
-        standard_output.print(result.table())
+        _print([result.summary])
     err.print(f"run: {result.path}", markup=False, highlight=False)
+
+
+def _print(summaries: Sequence[Mapping[str, Any]]) -> None:
+    standard_output.print(table(summaries))
+    crossed = matrix_table(summaries)
+    if crossed is not None:
+        standard_output.print(crossed)

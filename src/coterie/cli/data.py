@@ -21,8 +21,9 @@ _STYLES = {"whole": "green", "damaged": "red", "incomplete": "yellow", "missing"
 @app.command()
 def status(name: listing.Name = None, data_dir: DataDir = None) -> None:
     """Show which data sets are there; their files are read through and checked."""
-    out.print(Text(f"data folder: {data.data_folder(data_dir)}"))
-    for found in data.status(data_dir, name):
+    sets = data.status(data_dir, name)
+    out.print(Text(f"data folder: {data.data_folder(data_dir)}"), soft_wrap=True)
+    for found in sets:
         style = _STYLES.get(found.state, "")
         out.print(Text.assemble(f"{found.name:15}", (f"{found.state:11}", style), found.hint), soft_wrap=True)
         for sentence in found.damaged:

@@ -139,7 +139,9 @@ class BatchedEngine(Engine):
         here = self.here(clients, call, host)
         work = task.start(here, state, message)
         for number, fold in enumerate(task.folds()):
-            schedule = make_schedule(self, fold.over, host, call, number)
+            # A recording is for one width: whatever the cohort's largest client, it must find one that was made.
+            fixed = self.record or self.compile_steps
+            schedule = make_schedule(self, fold.over, host, call, number, padded=fixed)
             dropout = None
             if isinstance(fold.over, Minibatches) and (self._net.draws or self.samples.noise is not None):
                 dropout = self.key("dropout", host, call, number).to(self.device)

@@ -17,8 +17,7 @@ from coterie.rows import Rows
 
 Convolution = Literal["auto", "grouped", "unfold", "single"]
 """One grouped convolution, a batched matrix product of unfolded patches, one row after another, or the one that was
-fastest where we measured: on a CPU one row after another; on a GPU grouped where TF32 is allowed (cuDNN has grouped
-kernels for the matrix units only) and the input's gradient is wanted too, otherwise unfolded."""
+fastest where we measured: unfolded on a GPU, one row after another on a CPU."""
 
 Form = Callable[[Any, Rows, Tensor, int, Convolution], Tensor]
 
@@ -37,8 +36,7 @@ def _linear(layer: nn.Linear, weights: Rows, x: Tensor, rows: int, convolution: 
 def _conv2d(layer: nn.Conv2d, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:
     weight, bias = weights["weight"], weights.get("bias")
     if convolution == "auto":
-        grouped = x.is_cuda and x.requires_grad and torch.backends.cudnn.allow_tf32 and x.dtype == torch.float32
-        convolution = "single" if not x.is_cuda else "grouped" if grouped else "unfold"
+        convolution = "unfold" if x.is_cuda else "single"
     plain_padding = isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
     if convolution == "single" or not plain_padding:
         # One unbind rather than a selection each: its backward pass joins all rows' gradients at once.
@@ -64,43 +62,56 @@ def _conv2d(layer: nn.Conv2d, weights: Rows, x: Tensor, rows: int, convolution: 
 
 
 class _Patches(torch.autograd.Function):
-    """``F.unfold`` as one strided copy: PyTorch's own launches a kernel for every sample on a GPU."""
+    """Every window of an image as one row ``[samples, down, across, window × channels]``, channels last.
+
+    As one strided copy, where ``F.unfold`` launches a kernel for every sample on a GPU; the way back is one strided sum
+    for each place in the window.
+    """
 
     @staticmethod
     def forward(x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+        last = x.permute(0, 2, 3, 1)
         if any(padding):
-            x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-        count, channels, height, width = x.shape
+            last = F.pad(last, (0, 0, padding[1], padding[1], padding[0], padding[0]))
+        samples, height, width, channels = last.shape
         down = (height - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
         across = (width - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
-        sample, channel, line, place = x.stride()
-        windows = x.as_strided(
-            (count, channels, kernel[0], kernel[1], down, across),
-            (sample, channel, line * dilation[0], place * dilation[1], line * stride[0], place * stride[1]),
+        each, line, place, channel = last.stride()
+        windows = last.as_strided(
+            (samples, down, across, kernel[0], kernel[1], channels),
+            (each, line * stride[0], place * stride[1], line * dilation[0], place * dilation[1], channel),
         )
-        return windows.reshape(count, channels * kernel[0] * kernel[1], down * across)
+        return windows.reshape(samples, down, across, kernel[0] * kernel[1] * channels)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, *ctx.shape = inputs
-        ctx.size = x.shape[2:]
+        x, ctx.kernel, ctx.dilation, ctx.padding, ctx.stride = inputs
+        ctx.shape = x.shape
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return F.fold(gradient, ctx.size, *ctx.shape), None, None, None, None
+        samples, channels, height, width = ctx.shape
+        (up, left), (down, across) = ctx.padding, gradient.shape[1:3]
+        whole = gradient.new_zeros(samples, height + 2 * up, width + 2 * left, channels)
+        windows = gradient.view(samples, down, across, *ctx.kernel, channels)
+        for i in range(ctx.kernel[0]):
+            for j in range(ctx.kernel[1]):
+                top, side = i * ctx.dilation[0], j * ctx.dilation[1]
+                rows = slice(top, top + (down - 1) * ctx.stride[0] + 1, ctx.stride[0])
+                columns = slice(side, side + (across - 1) * ctx.stride[1] + 1, ctx.stride[1])
+                whole[:, rows, columns] += windows[:, :, :, i, j]
+        inner = whole[:, up : up + height, left : left + width]
+        return inner.permute(0, 3, 1, 2), None, None, None, None
 
 
 def _conv2d_unfold(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Tensor, rows: int) -> Tensor:
-    padding: Any = layer.padding
     cut: Any = _Patches.apply
-    patches: Tensor = cut(x, layer.kernel_size, layer.dilation, padding, layer.stride)
-    batch = patches.unflatten(0, (rows, -1))
-    out = torch.matmul(weight.flatten(2).unsqueeze(1), batch)
-    if bias is not None:
-        out = out + bias[:, None, :, None]
-    height = (x.shape[2] + 2 * padding[0] - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1) // layer.stride[0] + 1
-    image: Tensor = out.flatten(0, 1).unflatten(2, (height, -1))
-    return image
+    patches: Tensor = cut(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    samples, down, across, window = patches.shape
+    filters = weight.permute(0, 3, 4, 2, 1).reshape(rows, window, -1)
+    flat = patches.view(rows, -1, window)
+    out = torch.bmm(flat, filters) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, filters)
+    return out.view(samples, down, across, -1).permute(0, 3, 1, 2)
 
 
 def _group_norm(layer: nn.GroupNorm, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:

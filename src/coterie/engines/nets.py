@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
+from coterie import matrix_units
 from coterie.algorithms.base import Batch
 from coterie.engines.layers import STACKED, Convolution, Tap
 from coterie.errors import ModelError
@@ -312,7 +313,7 @@ def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float) -> bool:
     row = reference.layout.row_of(dict(reference.module.named_parameters()))
     spread = torch.arange(1, len(x) + 1, dtype=row.dtype, device=row.device).unsqueeze(1)
     params = row * (1 + 0.1 * spread) + 0.01 * torch.sin(spread * torch.arange(len(row), device=row.device))
-    with torch.no_grad():
+    with torch.no_grad(), matrix_units.tf32(False):
         try:
             got, wanted = net.outputs(params, x), reference.outputs(params, x)
         except (RuntimeError, ValueError, TypeError, IndexError):

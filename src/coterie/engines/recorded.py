@@ -43,6 +43,14 @@ def bucket(rows: int, most: int) -> int:
     return min(most, 1 << max(0, rows - 1).bit_length())
 
 
+def _aligned(like: Tensor) -> Tensor:
+    """Give memory for rows that begin on 256-byte boundaries: a GPU's fastest matrix products need aligned rows."""
+    if like.dim() != 2 or like.shape[1] < 1024:
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+    width = -(-like.shape[1] // 64) * 64
+    return like.new_empty(len(like), width)[:, : like.shape[1]]
+
+
 @dataclass
 class Recording:
     """The buffers of one fold, and its recorded steps.
@@ -131,9 +139,7 @@ class Recording:
                     shape[1 if name == "index" else 0] = self.capacity
                 self._buffers[name] = torch.zeros(shape, dtype=value.dtype, device=value.device)
             self._buffers["at"] = torch.zeros(1, dtype=torch.int64, device=clients.device)
-            self._work = {
-                name: torch.empty_like(value, memory_format=torch.contiguous_format) for name, value in work.items()
-            }
+            self._work = {name: _aligned(value) for name, value in work.items()}
         for name, value in given.items():
             target = self._buffers[name]
             if name == "index":

@@ -54,7 +54,31 @@ class Schedule:
         return segments
 
 
-def make_schedule(engine: Engine, over: Minibatches | Whole, clients: Tensor, call: Call, fold: int) -> Schedule:
+def few_widths(samples: int) -> int:
+    """Round a number of samples up to one of few: four to an octave, so that at most a fifth of them is padding.
+
+    Parameters
+    ----------
+    samples
+        Samples that are needed.
+
+    Returns
+    -------
+    int
+        At least as many.
+
+    Examples
+    --------
+    >>> [few_widths(samples) for samples in (0, 1, 7, 9, 33, 200)]
+    [0, 1, 7, 10, 40, 224]
+    """
+    step = 1 << max(0, (samples - 1).bit_length() - 3) if samples else 1
+    return -(-samples // step) * step
+
+
+def make_schedule(
+    engine: Engine, over: Minibatches | Whole, clients: Tensor, call: Call, fold: int, *, padded: bool = False
+) -> Schedule:
     """Work out a fold's schedule: what is one number a row on the host, the tables on the engine's device.
 
     Parameters
@@ -69,6 +93,8 @@ def make_schedule(engine: Engine, over: Minibatches | Whole, clients: Tensor, ca
         When and why.
     fold
         Number of the fold within the task.
+    padded
+        Make the table a little wider than the longest batch, so that few widths serve all cohorts.
 
     Returns
     -------
@@ -78,7 +104,8 @@ def make_schedule(engine: Engine, over: Minibatches | Whole, clients: Tensor, ca
     split = "train" if isinstance(over, Minibatches) else over.split
     ragged, sizes, device = engine.samples.splits[split], engine.host_sizes[split][clients], engine.device
     longest = int(sizes.max()) if len(sizes) else 0
-    width = min(over.size or longest, longest)
+    room = few_widths(longest) if padded else longest
+    width = min(over.size or room, room)
     size = over.size or max(longest, 1)
     per_epoch = torch.div(sizes + size - 1, size, rounding_mode="floor")
     if isinstance(over, Whole):

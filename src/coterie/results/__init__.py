@@ -5,13 +5,14 @@ from __future__ import annotations
 from coterie.results.comparison import Collaboration, collaboration, over_seeds, wilcoxon
 from coterie.results.result import Result
 from coterie.results.summary import MODELS, summarise
-from coterie.results.tables import table
+from coterie.results.tables import matrix_table, table
 
 __all__ = [
     "MODELS",
     "Collaboration",
     "Result",
     "collaboration",
+    "matrix_table",
     "over_seeds",
     "summarise",
     "table",

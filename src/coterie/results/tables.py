@@ -78,6 +78,65 @@ def table(summaries: Sequence[Mapping[str, Any]], title: str | None = None) -> T
     return out
 
 
+def matrix_table(summaries: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Put the readings of runs' accuracy matrices beside each other.
+
+    Parameters
+    ----------
+    summaries
+        The runs' summaries.
+
+    Returns
+    -------
+    rich.table.Table or None
+        A row for each reading of each run that has a matrix: mean and standard deviation over clients of L-acc, S-acc
+        and G-acc, and of the global model; ``None`` if no run has one.
+    """
+    having = [summary for summary in summaries if summary.get("matrix")]
+    if not having:
+        return None
+    metrics = "/".join(sorted({summary["matrix"]["metric"] for summary in having}))
+    out = Table(
+        title=f"models on everybody's samples, {metrics}",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    for header in ("method", "reading"):
+        out.add_column(header)
+    for header in ("mean", "std", "round"):
+        out.add_column(header, justify="right", no_wrap=True)
+    readings = [_readings(summary["matrix"]) for summary in having]
+    fractions = sorted({name for found in readings for name in found if isinstance(name, float)})
+    names: list[str | float] = ["L-acc", *fractions, "G-acc", "global"]
+    for name in names:
+        rows = [
+            (summary, found[name])
+            for summary, found in zip(having, readings, strict=True)
+            if found.get(name) is not None
+        ]
+        for place, (summary, found) in enumerate(rows):
+            out.add_row(
+                summary["algorithm"],
+                name if isinstance(name, str) else f"S-acc({name:g})",
+                _number(found["mean"]),
+                _number(found["std"]),
+                str(summary["matrix"]["round"]),
+                end_section=len(having) > 1 and place == len(rows) - 1,
+            )
+    return out
+
+
+def _readings(matrix: Mapping[str, Any]) -> dict[str | float, Any]:
+    return {
+        "L-acc": matrix["l_acc"],
+        **{float(fraction): found for fraction, found in matrix["s_acc"].items()},
+        "G-acc": matrix["g_acc"],
+        "global": matrix["global"],
+    }
+
+
 def _title(summaries: Sequence[Mapping[str, Any]]) -> str:
     def common(key: str, form: str) -> list[str]:
         values = {str(summary[key]) for summary in summaries}

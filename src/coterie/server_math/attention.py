@@ -207,7 +207,12 @@ def fedamp_weights(
 
 
 def heurfedamp_weights(
-    models: Tensor, sigma: float, self_weight: float | Tensor, *, rows: Tensor | None = None
+    models: Tensor,
+    sigma: float,
+    self_weight: float | Tensor,
+    *,
+    rows: Tensor | None = None,
+    speakers: Tensor | None = None,
 ) -> Tensor:
     """HeurFedAMP: a given self weight, the rest by a softmax of ``sigma cos(w_i, w_j)`` over the others.
 
@@ -221,11 +226,13 @@ def heurfedamp_weights(
         ``xi_ii`` in [0, 1], one for all or one a client (of ``models``, not of ``rows``).
     rows
         The clients whose weights are wanted; ``None`` for all, in order.
+    speakers
+        The clients that others listen to; ``None`` for all.
 
     Returns
     -------
     Tensor
-        A float64 matrix ``[rows, clients]``; one client alone has weight 1.
+        A float64 matrix ``[rows, clients]``; a client to whom no other speaks has weight 1.
 
     Raises
     ------
@@ -244,15 +251,15 @@ def heurfedamp_weights(
         raise ConfigError(f"self_weight must lie in [0, 1], but is {own.tolist()}")
     similarity = cosines(models) if rows is None else _cosines_of(models, rows)
     place, itself = _own_places(similarity, rows)
-    own = own.expand(clients)[itself]
-    if clients == 1:
-        return torch.ones_like(similarity)
-    similarity[place, itself] = -torch.inf
+    heard = torch.ones_like(similarity, dtype=torch.bool)
+    if speakers is not None:
+        heard = torch.zeros_like(heard).index_fill(1, speakers, True)
+    heard[place, itself] = False
     # Shifted by the row's largest before sigma multiplies it: sigma may be large enough to overflow an exponential.
-    best = similarity.amax(1, keepdim=True)
-    attention = torch.exp(sigma * (similarity - best).masked_fill(similarity.isneginf(), 0.0))
-    attention[place, itself] = 0.0
-    xi = attention * ((1 - own) / attention.sum(1)).unsqueeze(1)
+    best = similarity.masked_fill(~heard, -torch.inf).amax(1, keepdim=True)
+    attention = torch.where(heard, torch.exp(sigma * (similarity - best)), 0.0)
+    own = torch.where(heard.any(1), own.expand(clients)[itself], 1.0)
+    xi = attention * ((1 - own) / attention.sum(1).clamp_min(1)).unsqueeze(1)
     xi[place, itself] = own
     return xi
 
