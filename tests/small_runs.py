@@ -129,5 +129,5 @@ class Turned(GlobalTraining):
         replies = yield Ask("train", Message(shared={"w": server["w"].clone()}))
         own = server["all"].t().contiguous().t()
         own = own.index_copy(0, replies.clients, replies["w"]).t().contiguous().t()
-        return {"w": (own.t() @ torch.full((len(own), 2), 1 / len(own)))[:, 0], "all": own}, {}
+        return {"w": (own.t() @ torch.full((len(own), 2), 1 / len(own)).to(own))[:, 0], "all": own}, {}
 """

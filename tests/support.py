@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from coterie.engines.store import Samples
 from coterie.models import build
 from coterie.partitions import Ragged, Shares
 from coterie.problems import Problem
+
+DEVICE = torch.device(os.environ.get("COTERIE_TEST_DEVICE", "cpu"))  # the promises are the same on every device
 
 ENGINES: dict[str, Callable[..., Engine]] = {"loop": LoopEngine, "batched": BatchedEngine}
 
@@ -42,16 +45,18 @@ def samples_of(
             numbers.append(torch.arange(at, at + len(y)))
             at += len(y)
         index[split] = Ragged.of(numbers)
-    x = torch.cat([x for x, _ in pieces]).to(dtype)
-    y = torch.cat([y for _, y in pieces])
+    x = torch.cat([x for x, _ in pieces]).to(DEVICE, dtype)
+    y = torch.cat([y for _, y in pieces]).to(DEVICE)
     y = y.to(dtype) if task == "regression" else y.long()
     counts = torch.zeros(len(train), classes, dtype=dtype)
     for client, (_, labels) in enumerate(train):
         if classes:
             counts[client] = torch.bincount(labels.long(), minlength=classes).to(dtype)
-    splits: dict[Any, Ragged] = dict(index)
-    one = torch.ones((), dtype=dtype)
-    return Samples(x, y, one, torch.zeros_like(one), splits, counts, None, dtype)
+    splits: dict[Any, Ragged] = {
+        split: Ragged(ragged.flat.to(DEVICE), ragged.offsets.to(DEVICE)) for split, ragged in index.items()
+    }
+    one = torch.ones((), dtype=dtype, device=DEVICE)
+    return Samples(x, y, one, torch.zeros_like(one), splits, counts.to(DEVICE), None, dtype)
 
 
 def linear_regression(features: int) -> nn.Module:
@@ -77,12 +82,12 @@ def simulate(
     """Build a simulation on given samples and a given (initialised) module."""
     if isinstance(algorithm, str):
         algorithm = registry.make(algorithm, settings or {})
-    problem = Problem.of(module, task, dtype=dtype)
+    problem = Problem.of(module, task, dtype=dtype, device=DEVICE)
     return Simulation(algorithm, ENGINES[engine](problem, samples, seed, **options), lost=lost)
 
 
 def everyone(simulation: Simulation) -> Tensor:
-    return torch.arange(simulation.engine.samples.clients)
+    return torch.arange(simulation.engine.samples.clients, device=DEVICE)
 
 
 def play(simulation: Simulation, rounds: int, cohort: Callable[[int], Tensor] | None = None, first: int = 1) -> None:

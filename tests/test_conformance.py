@@ -18,7 +18,7 @@ from coterie.engines.simulation import Simulation
 from coterie.engines.store import Samples
 from coterie.partitions import Ragged
 from tests.conformance_table import TABLE, Row
-from tests.support import classification, everyone, simulate, small_model
+from tests.support import DEVICE, classification, everyone, simulate, small_model
 
 CLIENTS = 5
 CASES = [
@@ -41,7 +41,7 @@ def make(name: str, settings: dict[str, Any], **options: Any) -> Simulation:
 def cohort_of(round_number: int) -> Tensor:
     """Three of the five clients, different ones each round."""
     drawn = randomness.stream(5, "test cohort", round_number).choice(CLIENTS, size=3, replace=False)
-    return torch.tensor(sorted(drawn.tolist()))
+    return torch.tensor(sorted(drawn.tolist()), device=DEVICE)
 
 
 def copied(simulation: Simulation) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -88,7 +88,7 @@ def models_of(simulation: Simulation, round_number: int) -> dict[str, Tensor]:
 
 def lose_some(clients: Tensor, call: Call) -> Tensor:
     """Lose one random client at each exchange, if more than one was asked."""
-    lost = torch.zeros(len(clients), dtype=torch.bool)
+    lost = torch.zeros(len(clients), dtype=torch.bool, device=clients.device)
     if len(clients) > 1:
         lost[int(randomness.stream(1, f"lost {call.exchange}", call.round).integers(len(clients)))] = True
     return lost
@@ -162,7 +162,7 @@ def test_absent_clients_are_bit_identical(name: str, settings: dict[str, Any]) -
         _, before = copied(simulation)
         cohort = cohort_of(number)
         simulation.play_round(cohort, number)
-        absent = torch.tensor([client for client in range(CLIENTS) if client not in cohort.tolist()])
+        absent = torch.tensor([client for client in range(CLIENTS) if client not in cohort.tolist()], device=DEVICE)
         for key, value in simulation.clients.rows.items():
             assert torch.equal(torch.nan_to_num(value[absent]), torch.nan_to_num(before[key][absent])), key
 
@@ -217,9 +217,10 @@ NOTHING_DRAWN: dict[str, dict[str, Any]] = {
 
 def relabelled(samples: Samples, order: list[int]) -> Samples:
     """The same clients, the new number ``k`` being the old ``order[k]``."""
-    splits: dict[Any, Ragged] = {
-        split: Ragged.of([ragged[client] for client in order]) for split, ragged in samples.splits.items()
-    }
+    splits: dict[Any, Ragged] = {}
+    for split, ragged in samples.splits.items():
+        moved = Ragged.of([ragged[client] for client in order])
+        splits[split] = Ragged(moved.flat.to(DEVICE), moved.offsets.to(DEVICE))
     return dataclasses.replace(samples, splits=splits, class_counts=samples.class_counts[order])
 
 
@@ -232,8 +233,8 @@ def test_names_of_clients_do_not_matter(name: str, settings: dict[str, Any]) -> 
     two = simulate(name, samples, small_model(), task="multiclass", settings=settings)
     for number in (1, 2, 3):
         online = cohort_of(number).tolist()
-        one.play_round(torch.tensor(online), number)
-        two.play_round(torch.tensor(sorted(order.index(client) for client in online)), number)
+        one.play_round(torch.tensor(online, device=DEVICE), number)
+        two.play_round(torch.tensor(sorted(order.index(client) for client in online), device=DEVICE), number)
         assert_close({k: v[order] for k, v in one.clients.rows.items()}, two.clients.rows, 1e-10, "clients")
         first, second = models_of(one, number), models_of(two, number)
         first = {key: value[order] if key.startswith("personal") else value for key, value in first.items()}
@@ -283,7 +284,7 @@ def test_recordings_stay_few_whatever_the_sizes(settings: dict[str, Any]) -> Non
     assert isinstance(engine, BatchedEngine)
     for number in range(1, 25):
         drawn = randomness.stream(5, "test cohort", number).choice(48, size=6, replace=False)
-        cohort = torch.tensor(sorted(drawn.tolist()))
+        cohort = torch.tensor(sorted(drawn.tolist()), device=DEVICE)
         largest.add(max(sizes[client] for client in cohort.tolist()))
         for simulation in (recorded, plain):
             simulation.play_round(cohort, number)
@@ -342,6 +343,6 @@ def test_an_interrupted_round_changes_nothing(name: str, settings: dict[str, Any
 @pytest.mark.parametrize("name", sorted(TABLE))
 def test_one_client_alone(name: str) -> None:
     simulation = make(name, TABLE[name].settings)
-    simulation.play_round(torch.tensor([3]), 1)
+    simulation.play_round(torch.tensor([3], device=DEVICE), 1)
     for value in (*simulation.server.values(), *simulation.clients.rows.values()):
         assert not value.is_floating_point() or bool(value.isfinite().all()) or name == "fedpg"

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from coterie import rows as rows_module
 from coterie.errors import ModelError
 from coterie.models import build
 from coterie.randomness import stream, torch_stream

@@ -1,9 +1,9 @@
-"""Products of large float32 matrices on a GPU's matrix units, to nearly float32's accuracy.
+"""Inner products of large float32 rows on a GPU's matrix units, to nearly float32's accuracy.
 
 The units multiply numbers of 11 significant bits (TF32), eight times as fast as float32 is multiplied otherwise. A
 float32 number is the sum of two such numbers to 22 bits, ``a = a_h + a_l``; so ``a b ≈ a_h b_h + a_h b_l + a_l b_h``
-to about 2⁻²², three fast products in place of a slow one (two where the matrix is multiplied by its own transpose).
-Sums over many columns are carried from block to block in float64.
+to about 2⁻²². Where a matrix is multiplied by its own transpose, the last two are each other's transpose: two fast
+products in place of a slow one. Sums over many columns are carried from block to block in float64.
 """
 
 from __future__ import annotations
@@ -106,27 +106,3 @@ def centred_gram(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             with_mean += (centred @ mean).double()
         of_mean += mean.double().square().sum()
     return (products + products.T) / 2, with_mean, of_mean
-
-
-def product(weights: Tensor, rows: Tensor) -> Tensor:
-    """``weights @ rows``.
-
-    Parameters
-    ----------
-    weights
-        A float32 matrix ``[out, clients]``.
-    rows
-        A float32 matrix ``[clients, parameters]``.
-
-    Returns
-    -------
-    Tensor
-        A float32 matrix ``[out, parameters]``.
-    """
-    heavy, light = split(weights)
-    out = torch.empty(len(weights), rows.shape[1], dtype=rows.dtype, device=rows.device)
-    with tf32():
-        for block, into in zip(rows.split(BLOCK, dim=1), out.split(BLOCK, dim=1), strict=True):
-            high, low = split(block)
-            into.copy_(torch.addmm(torch.addmm(heavy @ low, light, high), heavy, high))
-    return out

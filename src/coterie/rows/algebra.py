@@ -149,8 +149,6 @@ def mix(weights: Tensor, rows: Tensor) -> Tensor:
     Tensor
         ``[out, parameters]``, or ``[parameters]`` for a vector of weights.
     """
-    if weights.dim() == 2 and matrix_units.pays(rows):
-        return matrix_units.product(weights.to(rows.dtype), rows)
     return weights.to(rows.dtype) @ rows
 
 
