@@ -175,6 +175,11 @@ class Tap:
             weight.addcmul_(gradient, rate.view(rows, *(1,) * (weight.dim() - 1)), value=-1)
             return
         step = gradient.reshape(rows, -1, gradient.shape[-1]) * -rate.unsqueeze(-1)
-        self.weights["weight"].baddbmm_(step.transpose(1, 2), self.entered.reshape(rows, -1, self.entered.shape[-1]))
+        weight, entered = self.weights["weight"], self.entered.reshape(rows, -1, self.entered.shape[-1])
+        if not weight.is_cuda and weight[0].numel() < 2**16 and torch.get_num_threads() > 1:
+            # Rows that lie apart are updated one after another; small ones are faster shared out among the threads.
+            weight.add_(torch.bmm(step.transpose(1, 2), entered))
+        else:
+            weight.baddbmm_(step.transpose(1, 2), entered)
         if "bias" in self.weights:
             self.weights["bias"].add_(step.sum(1))
