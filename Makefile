@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean
+.PHONY: help demo test check clean federation
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ check: $(READY) ## lint, format, types, docstrings, dependency directions, house
 	$(BIN)/pydoclint --quiet src/coterie
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet tests/test_house.py
+
+federation: $(READY) ## run the tests of real federations between processes (installs Flower)
+	@$(PIP) --no-build-isolation --editable '.[dev,federation]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/federation
 
 clean: ## remove caches and what the demo and the builds left; keeps .venv and runs/
 	rm -rf dist demo-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from coterie import spec
-from coterie.algorithms.base import Algorithm
+from coterie.assembly import World
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.engines.base import Call
+from coterie.engines.simulation import Simulation
 from coterie.errors import CoterieError, Diverged
 from coterie.experiment import threads
 from coterie.federation.agreement import FILE, Agreement
@@ -92,8 +93,6 @@ class Node:
         return pack({**_returned(header), "client": self.client, "error": reason}, {})
 
     def _log(self, error: Exception) -> None:
-        import traceback
-
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "errors.log").open("a", encoding="utf-8") as file:
             file.writelines(traceback.format_exception(error))
@@ -110,7 +109,8 @@ class Node:
             return pack({**_returned(header), "client": self.client, "sizes": sizes}, {})
         check_header(header, {"kind": WORK, "client": self.client})
         began = time.perf_counter()
-        simulation = make_simulation(config, self.agreement, world)
+        everybody = _sizes(header.get("sizes"), self.client, world)
+        simulation = make_simulation(config, self.agreement, world, everybody)
         mine = slice(self.client, self.client + 1)
         begin = {name: value[mine].clone() for name, value in simulation.clients.rows.items()}
         state = NodeState(self.folder / "state", str(header.get("run")), begin, self._lost_is_fine)
@@ -131,7 +131,7 @@ class Node:
         )
 
     def _work(
-        self, envelope: Envelope, config: ExperimentConfig, simulation: Any, state: NodeState, one: Tensor
+        self, envelope: Envelope, config: ExperimentConfig, simulation: Simulation, state: NodeState, one: Tensor
     ) -> Rows:
         header = envelope.header
         purpose, task = str(header["purpose"]), str(header["task"])
@@ -146,13 +146,12 @@ class Node:
             if value.is_floating_point() and not bool(value.isfinite().all()):
                 raise Diverged(call.round, [self.client])
         state.put(str(header["token"]), after)
-        result: Rows = reply
-        return result
+        return reply
 
     def _evaluate(
-        self, envelope: Envelope, config: ExperimentConfig, simulation: Any, state: Rows, one: Tensor
+        self, envelope: Envelope, config: ExperimentConfig, simulation: Simulation, state: Rows, one: Tensor
     ) -> list[Score]:
-        algorithm: Algorithm = simulation.algorithm
+        algorithm = simulation.algorithm
         round_number = int(envelope.header["evaluate"]["round"])
         models: dict[str, tuple[Rows, bool]] = {}
         if algorithm.has_personal:
@@ -180,7 +179,7 @@ class Node:
         self,
         header: dict[str, Any],
         config: ExperimentConfig,
-        simulation: Any,
+        simulation: Simulation,
         models: dict[str, tuple[Rows, bool]],
         scores: list[Score],
     ) -> None:
@@ -218,8 +217,15 @@ class Node:
         return self._seen[1]
 
 
-class NodeConfig(spec.Strict):
-    """What ``node.yaml`` holds."""
+def _sizes(told: object, client: int, world: World) -> list[int] | None:
+    """Read what the server says of everybody's training samples, where the method starts from that."""
+    if told is None:
+        return None
+    mine = int(world.shares.train.sizes[client])
+    good = isinstance(told, list) and all(type(size) is int and 0 < size < 2**40 for size in told)
+    if not isinstance(told, list) or not good or len(told) != len(world.shares) or told[client] != mine:
+        raise Rejected(f"it says that members have {told!r} samples, but this node has {mine}")
+    return told
 
 
 def _returned(header: dict[str, Any]) -> dict[str, Any]:

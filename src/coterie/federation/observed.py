@@ -24,6 +24,7 @@ EVALUATE = "evaluate"
 """The purpose under which models travel for evaluation alone."""
 GLOBAL = "global"
 LAST = "message"
+_SHORT = 64
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def check_message(tensors: Rows, seen: list[Seen], purpose: str, task: str, clie
     task
         The task that is asked for.
     clients
-        Members of the federation: a side of a tensor that counts clients may be as small as the cohort is.
+        Members of the federation: short sides count clients or trial steps, and vary from round to round.
 
     Raises
     ------
@@ -139,9 +140,10 @@ def check_message(tensors: Rows, seen: list[Seen], purpose: str, task: str, clie
     expected = {each.name: each.what for each in seen if (each.purpose, each.task, each.up) == (purpose, task, False)}
     if tensors.keys() != expected.keys():
         raise Rejected(f"it holds {sorted(tensors)}, but {purpose} {task!r} must hold {sorted(expected)}")
+    short = max(_SHORT, clients)
     for name, what in expected.items():
         found = Shape.of(tensors[name])
         fits = found.dtype == what.dtype and len(found.shape) == len(what.shape)
         sides = zip(found.shape, what.shape, strict=False)
-        if not fits or not all(side == wanted or side <= clients >= wanted for side, wanted in sides):
+        if not fits or not all(side == wanted or max(side, wanted) <= short for side, wanted in sides):
             raise Rejected(f"{name!r} is {found}, but must be {what}")

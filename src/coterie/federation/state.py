@@ -44,6 +44,11 @@ class NodeState:
         The node's state before its first round, one row for each name.
     lost_is_fine
         Whether to begin anew where the state that the server counts on is not there.
+
+    Raises
+    ------
+    Rejected
+        If that is not a run's name.
     """
 
     def __init__(self, folder: Path, run: str, begin: Rows, lost_is_fine: bool = False) -> None:

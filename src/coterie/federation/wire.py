@@ -108,17 +108,22 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     Returns
     -------
     bytes
-        The block.
-
-    Raises
-    ------
-    Rejected
-        If a tensor holds a number that is not finite, or is of a type that does not travel.
+        The block; a number that is not finite, or a type that does not travel, is :class:`Rejected`.
     """
     _check_numbers(tensors)
-    # Cloned: a safetensors file wants each tensor contiguous and alone in its memory.
-    plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
-    text = json.dumps({**header, "schema": SCHEMA, "order": list(plain)}, allow_nan=False)
+    plain: dict[str, Tensor] = {}
+    same: dict[str, str] = {}
+    places: dict[object, str] = {}
+    for name, value in tensors.items():
+        # One piece of memory under two names, such as a model to train from and to evaluate, travels once.
+        place = (value.data_ptr(), value.dtype, value.shape, value.stride(), str(value.device))
+        twin = places.setdefault(place, name) if value.numel() else name
+        if twin != name:
+            same[name] = twin
+        else:
+            # Cloned: a safetensors file wants each tensor contiguous and alone in its memory.
+            plain[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    text = json.dumps({**header, "schema": SCHEMA, "order": list(tensors), "same": same}, allow_nan=False)
     return save(plain, metadata={_METADATA: text})
 
 
@@ -149,17 +154,30 @@ def unpack(block: bytes, limit: int) -> Envelope:
         outer = json.loads(block[8 : 8 + length])
         header = json.loads(outer["__metadata__"][_METADATA])
         loaded = load(block)
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, UnicodeDecodeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Rejected(f"it cannot be read as a block of named tensors ({type(error).__name__})") from error
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         found = header.get("schema") if isinstance(header, dict) else None
         raise Rejected(f"its schema version is {found!r}, but must be {SCHEMA}: use the same version of Coterie")
-    order = header.pop("order", None)
-    if not isinstance(order, list) or len(order) != len(loaded) or any(name not in loaded for name in order):
-        raise Rejected("its header does not name its tensors")
+    sources = _sources(header.pop("order", None), header.pop("same", {}), loaded)
+    if sum(loaded[source].nbytes for source in sources.values()) > limit:
+        raise Rejected(f"its tensors have more than {limit} bytes together")
     _check_numbers(loaded)
     # Cloned out of the block, whose alignment is not that of memory that PyTorch allocates: it can decide last bits.
-    return Envelope(header, {name: loaded[name].clone() for name in order})
+    return Envelope(header, {name: loaded[source].clone() for name, source in sources.items()})
+
+
+def _sources(order: object, same: object, loaded: Mapping[str, Tensor]) -> dict[str, str]:
+    """Say which tensor of a block each name stands for, in the order of the names."""
+    if (
+        isinstance(order, list)
+        and isinstance(same, dict)
+        and all(isinstance(word, str) for word in (*order, *same.values()))
+    ):
+        held = {**{name: name for name in loaded}, **same}
+        if sorted(order) == sorted(held) and not same.keys() & loaded.keys() and set(same.values()) <= loaded.keys():
+            return {name: held[name] for name in order}
+    raise Rejected("its header does not name its tensors")
 
 
 def check(tensors: Mapping[str, Tensor], expected: Mapping[str, Shape]) -> None:

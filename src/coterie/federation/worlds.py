@@ -57,9 +57,8 @@ def load_own(source: str, folder: Path, agreement: Agreement) -> Dataset:
 def _located(source: str, folder: Path) -> str:
     kind, _, rest = source.partition(":")
     if kind in data.names() and rest:
-        head, equals, path = rest.partition("=") if rest.startswith("path=") else ("path", "=", rest)
-        first, comma, options = path.partition(",")
-        return f"{kind}:{head}{equals}{(folder / Path(first).expanduser()).absolute()}{comma}{options}"
+        first, comma, options = rest.removeprefix("path=").partition(",")
+        return f"{kind}:path={(folder / Path(first).expanduser()).absolute()}{comma}{options}"
     if kind in data.names():
         return source
     path = (folder / Path(source).expanduser()).absolute()
@@ -185,7 +184,9 @@ def fresh_row(config: ExperimentConfig, agreement: Agreement, client: int) -> Te
     return Problem.of(module, schema.task, dtype=getattr(torch, config.dtype)).start
 
 
-def make_simulation(config: ExperimentConfig, agreement: Agreement, world: World) -> Simulation:
+def make_simulation(
+    config: ExperimentConfig, agreement: Agreement, world: World, sizes: Sequence[int] | None = None
+) -> Simulation:
     """Put the method and an engine on a world.
 
     Parameters
@@ -196,18 +197,26 @@ def make_simulation(config: ExperimentConfig, agreement: Agreement, world: World
         What a sample is.
     world
         The samples of this party.
+    sizes
+        Training samples of every member, where the method starts from them.
 
     Returns
     -------
     Simulation
         Before the first round.
     """
-    return Simulation(
+    engine = engine_of(config, world)
+    own, everyone = engine.sizes["train"], torch.ones(config.clients, dtype=torch.int64)
+    # A first state may depend on everybody's samples, which a party knows only where it is told.
+    engine.sizes["train"] = everyone if sizes is None else torch.tensor(sizes)
+    simulation = Simulation(
         registry.make(config.algorithm, config.settings),
-        engine_of(config, world),
+        engine,
         fresh=lambda client: fresh_row(config, agreement, client),
         members=world.roles.trainers,
     )
+    engine.sizes["train"] = own
+    return simulation
 
 
 def engine_of(config: ExperimentConfig, world: World) -> Engine:

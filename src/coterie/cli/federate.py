@@ -1,0 +1,286 @@
+"""Commands of a federation between machines."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+import yaml
+from rich.table import Table
+
+from coterie.cli.console import err, out
+from coterie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from coterie.federation.coordinator import Plan
+
+app = typer.Typer(help="Run a method between machines, over Flower.", no_args_is_help=True)
+
+Project = Annotated[Path, typer.Argument(metavar="DIR", help="The project folder that `init` wrote.")]
+NodeFolder = Annotated[Path, typer.Argument(metavar="NODE", help="The node's folder, DIR/nodes/NAME.")]
+_POLL = 0.5
+_ASK_FLOWER = 20.0  # seconds; asking costs a process, looking at the run's folder next to nothing
+
+
+def _need_flower() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError("flwr is not installed: install Coterie with its extra, coterie[federation]")
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    nodes: Annotated[int, typer.Option(min=1, help="How many members.")] = 3,
+    host: Annotated[str, typer.Option(help="Name or address by which nodes reach the server.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65534, help="Port for nodes; the next one is Flower's own.")] = 9092,
+) -> None:
+    """Write a project folder: configuration, certificates and keys for a try-out, and example data."""
+    _need_flower()
+    from coterie.federation import project
+
+    members = [f"silo-{number}" for number in range(nodes)]
+    project.init(folder, members, host, port)
+    out.print(f"wrote {folder}; next, each in a terminal of its own:", highlight=False)
+    out.print(f"  coterie federate server {folder}", highlight=False)
+    for name in members:
+        out.print(f"  coterie federate node {folder / 'nodes' / name}", highlight=False)
+    out.print(f"  coterie federate run {folder} fedavg --rounds 3", highlight=False)
+
+
+@app.command()
+def server(folder: Project) -> None:
+    """Run the server: Flower's SuperLink for this machine alone, and the gate that nodes reach."""
+    _need_flower()
+    from coterie.engines.flower import serving
+    from coterie.federation import agreement, project
+
+    config, agreed = project.read_server(folder), agreement.read(folder / agreement.FILE)
+    keys = [(member.name, member.key) for member in agreed.members if member.key is not None]
+    own = (folder / "server").absolute()
+    with serving.superlink(own, config.superlink_port, keys):
+        address = f"{config.host}:{config.port}"
+        serving.run_gate(
+            own,
+            config.host,
+            config.port,
+            config.superlink_port,
+            lambda: err.print(f"ready: nodes reach the server at {address}", highlight=False),
+        )
+
+
+@app.command()
+def node(
+    folder: NodeFolder,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 for a free one.")] = 0,
+) -> None:
+    """Run a node; one whose data or roster disagree with federation.yaml does not start."""
+    _need_flower()
+    from coterie.engines.flower import processes
+    from coterie.federation import project
+    from coterie.federation.resident import resident
+
+    folder = folder.absolute()
+    opened, config = project.open_node(folder), project.read_node(folder)
+    err.print(f"{config.member} is client {opened.client} of {opened.agreement.name}", highlight=False)
+    env = processes.environment(folder / "flower", opened.agreement.threads)
+    with _terminated_as_interrupt(), resident(opened.handle) as path:
+        command = processes.supernode(
+            config.server, folder / config.ca, folder / config.key, port or processes.free_port(), {"socket": path}
+        )
+        process = processes.start(command, env, folder / "supernode.log")
+        err.print(f"running; its log is {folder / 'supernode.log'}", highlight=False)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            code = 0
+        finally:
+            processes.stop(process)
+    if code:
+        raise ConfigError(f"the SuperNode ended with code {code}: see {folder / 'supernode.log'}")
+
+
+@app.command()
+def run(
+    folder: Project,
+    algorithm: Annotated[str, typer.Argument(metavar="METHOD", help="A method's name.")],
+    rounds: Annotated[int, typer.Option(help="How many rounds are played.")] = 10,
+    participation: Annotated[float, typer.Option(help="Fraction of the members in a round.")] = 1.0,
+    eval_every: Annotated[int, typer.Option(help="Evaluate after every so many rounds.")] = 1,
+    deadline: Annotated[float, typer.Option(help="Seconds that nodes have for an exchange.")] = 600.0,
+    minimum: Annotated[int, typer.Option(help="Replies that an exchange needs.")] = 1,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for members before the first round.")] = 120.0,
+    set_: Annotated[
+        Optional[list[str]], typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")  # noqa: UP045
+    ] = None,
+    out_: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", help="Folder for the run; one that was stopped goes on."),
+    ] = None,
+) -> None:
+    """Run a method over the nodes that are there; a run that was stopped goes on from its last round."""
+    _need_flower()
+    from coterie import spec
+    from coterie.cli.app import parse_settings
+    from coterie.federation import agreement
+    from coterie.federation.coordinator import Plan
+
+    values: dict[str, Any] = {
+        "algorithm": algorithm,
+        "settings": parse_settings(set_ or []),
+        "rounds": rounds,
+        "participation": participation,
+        "eval_every": eval_every,
+        "deadline": deadline,
+        "minimum": minimum,
+        "wait": wait,
+    }
+    plan = spec.make(Plan, values, "plan")
+    plan.experiment(agreement.read(folder / agreement.FILE))
+    path = (out_ or _new_run(folder, algorithm)).absolute()
+    _submit(folder.absolute(), plan, path)
+    out.print(f"run: {path}", markup=False, highlight=False)
+
+
+@app.command()
+def status(folder: Project) -> None:
+    """Show the nodes that are registered, and every run with its last round and latest events."""
+    _need_flower()
+    from coterie.engines.flower import processes
+    from coterie.federation import events
+    from coterie.storage import MetricsLog, read_config, read_summary
+
+    env = processes.environment((folder / "server" / "flower").absolute())
+    try:
+        answer = processes.flwr(["supernode", "list", processes.CONNECTION], env)
+        table = Table("node", "status")
+        for entry in answer.get("nodes", ()):
+            table.add_row(str(entry.get("node-id")), str(entry.get("status")))
+        out.print(table)
+    except ConfigError:
+        out.print("the server is not running")
+    for path in sorted(each for each in (folder / "runs").iterdir() if (each / "config.yaml").exists()):
+        metrics = MetricsLog(path).read()
+        done = int(metrics["round"].max()) if len(metrics) else 0
+        word = "finished" if read_summary(path) else "not finished"
+        config = read_config(path)
+        out.print(
+            f"{path}: {config['algorithm']}, round {done} of {config['rounds']}, {word}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        for event in events.read(path)[-5:]:
+            out.print(f"  {event}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def models(folder: NodeFolder) -> None:
+    """Show a node's own models with their metrics."""
+    from coterie.federation import project
+
+    table = Table("model", "method", "kind", "round", "test")
+    for path, facts in project.read_models(folder):
+        measured: Any = facts["metrics"]
+        test = measured.get(facts["kind"], {}).get("test", {})
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in test.items() if value is not None)
+        table.add_row(str(path), str(facts["algorithm"]), str(facts["kind"]), str(facts["round"]), shown)
+    out.print(table)
+
+
+@app.command()
+def wire(
+    algorithm: Annotated[str, typer.Argument(metavar="METHOD", help="A method's name.")],
+    set_: Annotated[
+        Optional[list[str]], typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")  # noqa: UP045
+    ] = None,
+) -> None:
+    """Show what crosses the wire when a method runs, as observed by playing it."""
+    from coterie.cli.app import parse_settings
+    from coterie.federation.wire_table import LETTERS, lines, markdown
+
+    text = markdown(lines(algorithm, parse_settings(set_ or [])))
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    out.print("\n" + "; ".join(f"{letter}: {words}" for letter, words in LETTERS.items()), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupt() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _new_run(folder: Path, algorithm: str) -> Path:
+    names = (folder / "runs" / f"{algorithm}-{number}" for number in itertools.count(1))
+    return next(path for path in names if not path.exists())
+
+
+def _submit(folder: Path, plan: Plan, path: Path) -> None:
+    """Hand the plan to Flower, then tell what happens until the run is over."""
+    from coterie.engines.flower import processes
+    from coterie.federation import events
+    from coterie.storage import MetricsLog, read_summary
+    from coterie.storage.atomic import write_text
+
+    plan_file = folder / "server" / "plans" / f"{path.name}.yaml"
+    failed = plan_file.with_suffix(".error")
+    write_text(plan_file, yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False))
+    failed.unlink(missing_ok=True)
+    env = processes.environment(folder / "server" / "flower")
+    given = {"federation": str(folder / "federation.yaml"), "plan": str(plan_file), "out": str(path)}
+    settings = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items())
+    answer = processes.flwr(["run", str(folder / "app"), processes.CONNECTION, "-c", settings], env)
+    run_id = str(answer["run-id"])
+    err.print(f"submitted as Flower's run {run_id}", highlight=False)
+    told = done = 0
+    try:
+        for is_over in _waiting(run_id, env, (path / "summary.json", failed)):
+            for event in events.read(path)[told:]:
+                told += 1
+                err.print(str(event), markup=False, highlight=False)
+            metrics = MetricsLog(path).read() if (path / "config.yaml").exists() else None
+            latest = int(metrics["round"].max()) if metrics is not None and len(metrics) else 0
+            if latest > done:
+                done = latest
+                err.print(f"round {done} of {plan.rounds}", highlight=False)
+            if is_over:
+                break
+    except KeyboardInterrupt:
+        processes.flwr(["stop", run_id, processes.CONNECTION], env)
+        raise
+    if failed.exists():
+        raise ConfigError(f"the run failed: {failed.read_text(encoding='utf-8').strip()}")
+    if read_summary(path) is None:
+        raise ConfigError(
+            f"the run in {path} did not end: see {folder / 'server' / 'superlink.log'}, then run it again"
+        )
+
+
+def _waiting(run_id: str, env: dict[str, str], ends: tuple[Path, ...]) -> Iterator[bool]:
+    """Look again and again; say at last that the run is over."""
+    from coterie.engines.flower import processes
+
+    asked = time.monotonic()
+    while not any(path.exists() for path in ends):
+        if time.monotonic() - asked > _ASK_FLOWER:
+            answer = processes.flwr(["list", "--run-id", run_id, processes.CONNECTION], env)
+            runs = answer.get("runs") or [{}]
+            if str(runs[0].get("status", "")).startswith("finished"):
+                break
+            asked = time.monotonic()
+        yield False
+        time.sleep(_POLL)
+    yield True

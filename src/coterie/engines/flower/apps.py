@@ -1,0 +1,159 @@
+"""From Flower's apps to functions on blocks of bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from coterie.engines.transport import Failure, Transport
+
+Settings = Mapping[str, str | int | float | bool]
+
+_RECORD, _ITEM, _STYPE = "coterie", "block", "coterie.block"
+_ACTION = "query"
+_POLL = 0.05  # seconds; Flower's own send_and_receive sleeps for three
+_GRACE = 5.0  # seconds that a node that was late before gets beyond twice what the others took
+
+
+class FlowerGrid:
+    """A Flower grid as a transport.
+
+    Parameters
+    ----------
+    grid
+        Flower's grid.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def nodes(self) -> dict[int, str]:
+        """List the nodes that are connected.
+
+        Returns
+        -------
+        dict of int to str
+            Flower's numbers of them, with their public keys in OpenSSH's form.
+        """
+        return {int(node.node_id): _open_ssh(node.public_key) for node in self._grid.get_nodes()}
+
+    def exchange(
+        self, messages: Mapping[int, bytes], deadline: float, patience: frozenset[int]
+    ) -> dict[int, bytes | Failure]:
+        """Send each node its message and wait for the replies; see :class:`~coterie.engines.transport.Transport`.
+
+        Parameters
+        ----------
+        messages
+            By Flower's number of the node.
+        deadline
+            Seconds to wait at most.
+        patience
+            Nodes that are worth waiting for.
+
+        Returns
+        -------
+        dict of int to bytes or Failure
+            What came in time.
+        """
+        began = time.monotonic()
+        waiting: dict[str, int] = {}
+        for node, block in messages.items():
+            # One at a time: a request that holds all of them may be too large where each alone is not.
+            message = Message(_content(block), dst_node_id=node, message_type=_ACTION, ttl=deadline + 60)
+            for identifier in self._grid.push_messages([message]):
+                waiting[identifier] = node
+        replies: dict[int, bytes | Failure] = {}
+        until = began + deadline
+        while waiting and time.monotonic() < until:
+            for reply in self._grid.pull_messages(list(waiting)):
+                # By the message that it answers: an error's sender is not the node.
+                node = waiting.pop(reply.metadata.reply_to_message_id, -1)
+                if node >= 0:
+                    replies[node] = _failure(reply) if reply.has_error() else _block(reply)
+            if waiting and patience and not patience & set(waiting.values()):
+                until = min(until, began + 2 * (time.monotonic() - began) + _GRACE)
+                patience = frozenset()  # what is left gets no further reprieve
+            time.sleep(_POLL)
+        return replies
+
+
+def server_app(serve: Callable[[Transport, Settings], None]) -> ServerApp:
+    """Make Flower's ServerApp of a function that serves over a transport.
+
+    Parameters
+    ----------
+    serve
+        Called with the transport and the run's settings.
+
+    Returns
+    -------
+    ServerApp
+        What SuperLink runs.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(FlowerGrid(grid), dict(context.run_config))
+
+    return app
+
+
+def client_app(handle: Callable[[bytes, Settings], bytes]) -> ClientApp:
+    """Make Flower's ClientApp of a function from a message's block to the reply's.
+
+    Parameters
+    ----------
+    handle
+        Called with the block and the node's settings.
+
+    Returns
+    -------
+    ClientApp
+        What SuperNodes run.
+    """
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        block = _block(message)
+        if isinstance(block, Failure):
+            raise ValueError(block.reason)
+        return Message(_content(handle(block, dict(context.node_config))), reply_to=message)
+
+    return app
+
+
+def _content(block: bytes) -> RecordDict:
+    return RecordDict({_RECORD: ArrayRecord({_ITEM: Array("uint8", (len(block),), _STYPE, block)})})
+
+
+def _block(message: Message) -> bytes | Failure:
+    record = message.content.array_records.get(_RECORD)
+    item = record.get(_ITEM) if record is not None else None
+    if item is None or item.stype != _STYPE:
+        return Failure("its message is not one of Coterie's")
+    return bytes(item.data)
+
+
+def _failure(message: Message) -> Failure:
+    reason = " ".join(str(message.error.reason or "").split())
+    return Failure(f"Flower's error {message.error.code}: {reason[:300]}")
+
+
+def _open_ssh(key: bytes) -> str:
+    if not key:
+        return ""
+    try:
+        loaded = serialization.load_pem_public_key(key)
+        form = serialization.PublicFormat.OpenSSH
+        return loaded.public_bytes(serialization.Encoding.OpenSSH, form).decode()
+    except (ValueError, UnsupportedAlgorithm):
+        return ""

@@ -1,0 +1,102 @@
+"""The gate in front of a SuperLink: lets the nodes' calls through and nothing else.
+
+Flower serves the nodes' calls, the calls that submit code and list runs, and its own processes' calls on one port, and
+asks for no login on the second. So the SuperLink listens on this machine alone, and the port that nodes reach is the
+gate's: of all paths it forwards those of the nodes, whose calls Flower authenticates by their keys. In production any
+reverse proxy that forwards only ``/v1/fleet/`` does the same.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+import httpx
+
+_NODES = re.compile(r"/v1/fleet/[a-z-]+")
+_NOT_FORWARDED = {b"host", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade", b"te", b"trailer"}
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Gate:
+    """An ASGI app that forwards the nodes' calls to a SuperLink.
+
+    Parameters
+    ----------
+    superlink
+        The SuperLink's address, as ``https://127.0.0.1:9093``.
+    ca
+        File with the certificate of the authority that signed the SuperLink's.
+    """
+
+    def __init__(self, superlink: str, ca: str) -> None:
+        self._superlink = superlink
+        self._context = ssl.create_default_context(cafile=ca)
+        self._client: httpx.AsyncClient | None = None
+        self.down = self.up = 0  # bytes of bodies that went to nodes and came from them
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a node's call, refuse any other."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            # The whole path must be one of the nodes': nothing that a proxy and a server might read differently.
+            if scope["method"] == "POST" and _NODES.fullmatch(scope["path"]) and not scope["query_string"]:
+                await self._forward(scope, receive, send)
+            else:
+                await _answer(send, 403, b"only nodes may call here")
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                limits = httpx.Limits(max_connections=None)
+                self._client = httpx.AsyncClient(verify=self._context, timeout=300.0, limits=limits, trust_env=False)
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                if self._client is not None:
+                    await self._client.aclose()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def body() -> AsyncIterator[bytes]:
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise httpx.ReadError("the node went away")
+                piece = message.get("body", b"")
+                self.up += len(piece)
+                yield piece
+                more = message.get("more_body", False)
+
+        assert self._client is not None
+        headers = [(name, value) for name, value in scope["headers"] if name not in _NOT_FORWARDED]
+        request = self._client.build_request("POST", self._superlink + scope["path"], headers=headers, content=body())
+        try:
+            response = await self._client.send(request, stream=True)
+        except httpx.HTTPError:
+            await _answer(send, 502, b"the SuperLink does not answer")
+            return
+        try:
+            passed = [(name.lower(), value) for name, value in response.headers.raw]
+            passed = [(name, value) for name, value in passed if name not in _NOT_FORWARDED]
+            await send({"type": "http.response.start", "status": response.status_code, "headers": passed})
+            async for piece in response.aiter_raw():
+                self.down += len(piece)
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await response.aclose()
+
+
+async def _answer(send: Send, status: int, text: bytes) -> None:
+    headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(text)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text})

@@ -1,0 +1,301 @@
+"""Flower's own programs as processes: their command lines, their environment, and how they are stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import ConfigError
+
+CONNECTION = "coterie"
+"""What our SuperLink is called in Flower's configuration."""
+
+
+def environment(home: Path, threads: int = 1) -> dict[str, str]:
+    """Give the environment of everything that is started: Flower must neither phone home nor install anything.
+
+    Parameters
+    ----------
+    home
+        Flower's own folder, one for each party.
+    threads
+        CPU threads.
+
+    Returns
+    -------
+    dict of str to str
+        The environment.
+    """
+    beside = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
+def write_connection(home: Path, address: str, ca: Path) -> None:
+    """Tell Flower's command line where the SuperLink is.
+
+    Parameters
+    ----------
+    home
+        Flower's own folder.
+    address
+        The SuperLink's address, as ``127.0.0.1:9093``.
+    ca
+        The certificate of the authority that signed the SuperLink's.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    lines = [
+        "[superlink]",
+        f'default = "{CONNECTION}"',
+        "",
+        f"[superlink.{CONNECTION}]",
+        f'address = "{address}"',
+        f"root-certificates = {json.dumps(str(ca))}",
+    ]
+    (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def inside(folder: Path) -> Path:
+    """Say where the certificates lie that the gate and Flower's own processes use among themselves.
+
+    Parameters
+    ----------
+    folder
+        The server's folder.
+
+    Returns
+    -------
+    Path
+        A folder in it: the certificate that nodes see is for the server's public name, not for this machine.
+    """
+    return folder / "inside"
+
+
+def superlink(port: int, folder: Path) -> list[str]:
+    """Give the command line of a SuperLink that only this machine reaches.
+
+    Parameters
+    ----------
+    port
+        Its port.
+    folder
+        The server's folder, with its certificates; Flower's state goes there too.
+
+    Returns
+    -------
+    list of str
+        The command line.
+    """
+    return [
+        _program("flower-superlink"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--ssl-ca-certfile", str(inside(folder) / "ca.crt")),
+        *("--ssl-certfile", str(inside(folder) / "server.crt"), "--ssl-keyfile", str(inside(folder) / "server.key")),
+        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        *("--database", str(folder / "superlink.db")),
+    ]
+
+
+def supernode(address: str, ca: Path, key: Path | None, port: int, settings: Mapping[str, str]) -> list[str]:
+    """Give the command line of a SuperNode.
+
+    Parameters
+    ----------
+    address
+        Where the server's gate is, as ``host:port``.
+    ca
+        The certificate of the authority that signed the server's.
+    key
+        The node's private key.
+    port
+        A port on this machine for Flower's own processes.
+    settings
+        What the node's half is told.
+
+    Returns
+    -------
+    list of str
+        The command line.
+    """
+    given = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+    return [
+        _program("flower-supernode"),
+        *("--superlink", address, "--root-certificates", str(ca)),
+        *(() if key is None else ("--auth-supernode-private-key", str(key))),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--node-config", given),
+    ]
+
+
+def flwr(arguments: Sequence[str], env: Mapping[str, str], timeout: float = 120.0) -> dict[str, Any]:
+    """Run a command of Flower's and read its JSON answer.
+
+    Parameters
+    ----------
+    arguments
+        What follows ``flwr``.
+    env
+        The environment.
+    timeout
+        Seconds that it may take.
+
+    Returns
+    -------
+    dict
+        The answer.
+
+    Raises
+    ------
+    ConfigError
+        If the command failed.
+    """
+    command = [_program("flwr"), *arguments, "--format", "json"]
+    try:
+        done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"`flwr {arguments[0]}` took longer than {timeout:g} s: is the server running?") from None
+    start = done.stdout.find("{")
+    answer: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        answer = json.loads(done.stdout[start:]) if start >= 0 else {}
+    if done.returncode != 0 or not answer.get("success", False):
+        said = answer.get("error-message") or (done.stderr or done.stdout).strip()[-500:]
+        raise ConfigError(f"`flwr {arguments[0]}` failed: {' '.join(str(said).split())}")
+    return answer
+
+
+def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own, its output in a file.
+
+    Parameters
+    ----------
+    command
+        The command line.
+    env
+        The environment.
+    log
+        The file.
+
+    Returns
+    -------
+    subprocess.Popen
+        The process.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+
+
+def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
+    """Stop a process that :func:`start` started, and everything that it started.
+
+    Parameters
+    ----------
+    process
+        The process.
+    patience
+        Seconds until it is killed; Flower's helpers linger.
+    """
+    groups = _groups(process.pid)
+    for number, wait in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+        groups |= _groups(process.pid)
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, number)
+        until = time.monotonic() + wait
+        while time.monotonic() < until:
+            process.poll()
+            groups = {group for group in groups if _is_there(group)}
+            if not groups:
+                return
+            time.sleep(0.1)
+
+
+def _groups(root: int) -> set[int]:
+    """Find the process groups of a process and all its descendants: Flower gives some of its helpers their own."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            facts = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(facts[1]), []).append((int(path.parent.name), int(facts[2])))
+    groups, waiting = {root}, [root]
+    while waiting:
+        for child, group in children.get(waiting.pop(), ()):
+            groups.add(group)
+            waiting.append(child)
+    return groups - {os.getpgrp()}
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    """Find a port of this machine that nobody listens on.
+
+    Returns
+    -------
+    int
+        The port.
+    """
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
+    """Wait until somebody listens on a port of this machine.
+
+    Parameters
+    ----------
+    port
+        The port.
+    process
+        Who should.
+    seconds
+        How long to wait.
+
+    Raises
+    ------
+    ConfigError
+        If the process ends before, or nobody listens in time.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise ConfigError(f"{process.args!r} ended with code {process.returncode}: see its log")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise ConfigError(f"nobody listens on port {port} after {seconds:g} s: see the log")
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if found is None:
+        raise ConfigError(f"there is no program {name!r}: install Coterie with its extra, coterie[federation]")
+    return found

@@ -1,0 +1,116 @@
+"""A server: Flower's SuperLink on this machine alone, and the gate in front of it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from coterie.engines.flower import processes
+from coterie.engines.flower.gate import Gate
+from coterie.errors import ConfigError
+
+
+@contextlib.contextmanager
+def superlink(folder: Path, port: int, keys: Sequence[tuple[str, str]]) -> Iterator[dict[str, str]]:
+    """Run a SuperLink that knows some nodes' keys.
+
+    Parameters
+    ----------
+    folder
+        The server's folder, with its certificates.
+    port
+        Its port, on this machine alone.
+    keys
+        Names and public keys of the nodes, in OpenSSH's form.
+
+    Yields
+    ------
+    dict of str to str
+        The environment in which Flower's command line reaches it.
+    """
+    home = folder / "flower"
+    processes.write_connection(home, f"127.0.0.1:{port}", processes.inside(folder) / "ca.crt")
+    env = processes.environment(home)
+    process = processes.start(processes.superlink(port, folder), env, folder / "superlink.log")
+    try:
+        processes.wait_for_port(port, process)
+        for name, key in keys:
+            _register(folder, name, key, env)
+        yield env
+    finally:
+        processes.stop(process)
+
+
+def _register(folder: Path, name: str, key: str, env: dict[str, str]) -> None:
+    file = folder / "keys" / f"{name}.pub"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(key + "\n", encoding="utf-8")
+    try:
+        processes.flwr(["supernode", "register", str(file), processes.CONNECTION], env)
+    except ConfigError as error:
+        if "already" not in str(error):  # a SuperLink that was stopped and started again remembers its nodes
+            raise
+
+
+def run_gate(folder: Path, host: str, port: int, superlink_port: int, ready: Callable[[], None]) -> None:
+    """Run the gate until the process is told to stop.
+
+    Parameters
+    ----------
+    folder
+        The server's folder, with its certificates.
+    host
+        Where to listen.
+    port
+        On which port.
+    superlink_port
+        The SuperLink's, on this machine.
+    ready
+        Called when nodes can connect.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot listen there.
+    """
+    gate = Gate(f"https://127.0.0.1:{superlink_port}", str(processes.inside(folder) / "ca.crt"))
+    config = uvicorn.Config(
+        gate,
+        host=host,
+        port=port,
+        ssl_certfile=str(folder / "server.crt"),
+        ssl_keyfile=str(folder / "server.key"),
+        log_level="warning",
+        lifespan="on",
+    )
+    server = uvicorn.Server(config)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    watch = threading.Thread(target=_when_started, args=(server, ready), daemon=True)
+    watch.start()
+    # Ours rather than uvicorn's, which raises the signal again and would leave the SuperLink running.
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if not server.started:
+        raise ConfigError(f"the gate cannot listen on {host}:{port}: is another server running?")
+
+
+def _when_started(server: uvicorn.Server, ready: Callable[[], None]) -> None:
+    pause = threading.Event()
+    while not server.started and not server.should_exit:
+        pause.wait(0.05)
+    if server.started:
+        ready()

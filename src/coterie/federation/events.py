@@ -1,0 +1,82 @@
+"""What happened in a federation that was not supposed to, or is worth telling: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FILE = "events.jsonl"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event.
+
+    Parameters
+    ----------
+    round
+        The round in which it happened, 0 for before the first.
+    what
+        ``joined``, ``returned``, ``refused``, ``error``, ``garbage``, ``no reply``, ``void round``, ``no evaluation``,
+        ``began`` or ``resumed``.
+    client
+        The client it is about, ``None`` for the federation.
+    reason
+        One sentence.
+    """
+
+    round: int
+    what: str
+    client: int | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        whose = "" if self.client is None else f" client {self.client}"
+        return f"round {self.round}:{whose} {self.what}" + (f" ({self.reason})" if self.reason else "")
+
+
+Listener = Callable[[Event], None]
+
+
+class EventLog:
+    """The events of one run.
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+    listener
+        Told of every event.
+    """
+
+    def __init__(self, run: Path, listener: Listener | None = None) -> None:
+        self._path, self._listener = run / FILE, listener
+
+    def __call__(self, event: Event) -> None:
+        """Record an event and tell of it."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(event)) + "\n")
+        if self._listener is not None:
+            self._listener(event)
+
+
+def read(run: Path) -> list[Event]:
+    """Read the events of a run.
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+
+    Returns
+    -------
+    list of Event
+        In order; a last line that a kill cut short is left out.
+    """
+    path = run / FILE
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [Event(**json.loads(line)) for line in lines if line.endswith("\n")]

@@ -1,0 +1,288 @@
+"""A federation's project folder: what each party keeps, and how it is opened.
+
+::
+
+    DIR/
+      federation.yaml     what all parties agree on; every party has the same file
+      server/             server.yaml, ca.crt, server.crt, server.key, Flower's own state, and in inside/ certificates
+                          that the gate and Flower use among themselves, on this machine
+      authority/          the try-out certificate authority; keep it off the server in production
+      app/pyproject.toml  what is submitted to Flower: names our two apps, holds no code
+      nodes/NAME/         node.yaml, federation.yaml, ca.crt, node.key, node.key.pub, its own data, state and models
+      runs/               what the server records
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from coterie import data, spec
+from coterie.errors import ConfigError, RunFolderError
+from coterie.federation import agreement
+from coterie.federation.agreement import Agreement, read_yaml
+from coterie.federation.node import Node
+from coterie.federation.worlds import load_own, own_world
+from coterie.partitions import share_out
+from coterie.storage.atomic import read_json, write_text
+
+
+class ServerConfig(BaseModel):
+    """What ``server.yaml`` holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="address on which nodes reach the gate; 0.0.0.0 for all interfaces")
+    port: int = Field(9092, ge=1, le=65535, description="port on which nodes reach the gate")
+    superlink_port: int = Field(9093, ge=1, le=65535, description="port of Flower's SuperLink, on this machine alone")
+
+
+class NodeConfig(BaseModel):
+    """What ``node.yaml`` holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    member: str = Field(description="the node's name in the roster")
+    data: str = Field(description="the node's own data: a folder, a file, a data set's text, or import:module:function")
+    server: str = Field(pattern=r"^[^\s/]+:\d+$", description="where the server's gate is, as host:port")
+    ca: Path = Field(Path("ca.crt"), description="certificate of the authority that signed the server's")
+    key: Path = Field(Path("node.key"), description="the node's private key")
+    lost_state: Literal["refuse", "begin-anew"] = Field(
+        "refuse", description="what to do where the state that the server counts on is not there"
+    )
+
+
+def read_server(folder: Path) -> ServerConfig:
+    """Read ``server.yaml``.
+
+    Parameters
+    ----------
+    folder
+        The project folder.
+
+    Returns
+    -------
+    ServerConfig
+        What it holds.
+    """
+    return spec.make(ServerConfig, read_yaml(folder / "server" / "server.yaml"), "server.yaml")
+
+
+def read_node(folder: Path) -> NodeConfig:
+    """Read ``node.yaml``.
+
+    Parameters
+    ----------
+    folder
+        The node's folder.
+
+    Returns
+    -------
+    NodeConfig
+        What it holds.
+    """
+    return spec.make(NodeConfig, read_yaml(folder / "node.yaml"), "node.yaml")
+
+
+def open_node(folder: Path) -> Node:
+    """Open a node: read its files, load its data, and see that both are what was agreed on.
+
+    Parameters
+    ----------
+    folder
+        The node's folder.
+
+    Returns
+    -------
+    Node
+        The node; what disagrees with ``federation.yaml`` is an error.
+
+    Raises
+    ------
+    ConfigError
+        If the node has another key than its member.
+    """
+    agreed, config = agreement.read(folder / agreement.FILE), read_node(folder)
+    client = agreed.number(config.member)
+    key, wanted = folder / f"{config.key}.pub", agreed.members[client].key
+    if wanted is not None and key.exists() and not agreement.same_key(key.read_text(encoding="utf-8"), wanted):
+        raise ConfigError(f"{key} is not the key that {agreement.FILE} has for {config.member!r}")
+    dataset = load_own(config.data, folder, agreed)
+    own_world(dataset, client, agreed.experiment(agreed.algorithms[0] if agreed.algorithms else "fedavg", {}))
+    return Node(agreed, client, dataset, folder, config.lost_state == "begin-anew")
+
+
+def init(folder: Path, members: list[str], host: str = "127.0.0.1", port: int = 9092) -> Agreement:
+    """Write a project folder for a try-out, with the embedded digits dealt out as the members' data.
+
+    Parameters
+    ----------
+    folder
+        Where; it must not exist or be empty.
+    members
+        The members' names.
+    host
+        The name or address by which nodes reach the server.
+    port
+        The port on which they do; Flower's SuperLink takes the next one, on the server alone.
+
+    Returns
+    -------
+    Agreement
+        What ``federation.yaml`` holds.
+
+    Raises
+    ------
+    RunFolderError
+        If there is something in the folder already.
+    """
+    from coterie.engines.flower import pki
+    from coterie.engines.flower.processes import inside
+
+    if folder.exists() and any(folder.iterdir()):
+        raise RunFolderError(f"{folder} is not empty: choose another folder")
+    server, authority = folder / "server", folder / "authority"
+    for each in (server, authority, folder / "app", folder / "runs", *(folder / "nodes" / name for name in members)):
+        each.mkdir(parents=True)
+    authority.chmod(0o700)
+    pki.make_authority(authority)
+    pki.make_server_certificate(server, authority, [host])
+    shutil.copy(authority / "ca.crt", server / "ca.crt")
+    inner = inside(server)
+    inner.mkdir(mode=0o700)
+    pki.make_authority(inner, days=3650)
+    pki.make_server_certificate(inner, inner, ["127.0.0.1"], days=3650)
+    (inner / "ca.key").unlink()  # it signed this one certificate and shall sign no other
+    keys = {name: pki.make_node_key(folder / "nodes" / name, f"{name}@coterie") for name in members}
+    text = _FEDERATION.format(
+        name=re.sub(r"[^A-Za-z0-9._-]", "-", folder.resolve().name).lstrip("._-") or "federation",
+        members="".join(f"  - name: {name}\n    key: {keys[name]}\n" for name in members),
+    )
+    write_text(folder / agreement.FILE, text)
+    agreed = agreement.read(folder / agreement.FILE)
+    listen = host if host in ("127.0.0.1", "localhost") else "0.0.0.0"
+    write_text(server / "server.yaml", _SERVER.format(host=listen, port=port, inner=port + 1))
+    write_text(folder / "app" / "pyproject.toml", _APP.format(version=importlib.metadata.version("coterie")))
+    for name in members:
+        node = folder / "nodes" / name
+        shutil.copy(authority / "ca.crt", node / "ca.crt")
+        shutil.copy(folder / agreement.FILE, node / agreement.FILE)
+        write_text(node / "node.yaml", _NODE.format(name=name, server=f"{host}:{port}"))
+    _deal_digits(folder, members)
+    return agreed
+
+
+def _deal_digits(folder: Path, members: list[str]) -> None:
+    whole = data.load("digits")
+    shares = share_out(whole, "dirichlet:0.5", clients=len(members), seed=1, validation=0.0)
+    for client, name in enumerate(members):
+        mine = torch.cat([shares.train[client], shares.test[client]]).sort().values
+        np.savez(folder / "nodes" / name / "data.npz", x=whole.x[mine].numpy(), y=whole.y[mine].numpy())
+
+
+def read_models(folder: Path) -> list[tuple[Path, dict[str, object]]]:
+    """List a node's models with their metrics.
+
+    Parameters
+    ----------
+    folder
+        The node's folder.
+
+    Returns
+    -------
+    list
+        For each run, the model's file and what ``metrics.json`` says of it, the oldest first.
+    """
+    found = sorted((folder / "models").glob("*/model.safetensors"), key=lambda path: path.stat().st_mtime)
+    return [(path, read_json(path.parent / "metrics.json")) for path in found]
+
+
+_FEDERATION = """\
+# What all parties agree on. Every party has the same file; one that differs is refused.
+version: 1
+name: {name}
+
+# The roster: a member's place in this list is its client number. The key is the public half of the member's node.key:
+# in production each member makes its own pair (ssh-keygen -t ecdsa -b 384 -f node.key) and sends you the .pub file.
+members:
+{members}
+# What a sample is. Every node's own data must agree, or the node does not start.
+data:
+  task: multiclass
+  input_shape: [1, 8, 8]
+  classes: ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+  mean: [0.0]
+  std: [1.0]
+
+model: mlp
+seed: 1
+validation: 0.1       # fraction of a node's training samples held out
+test_fraction: 0.2    # fraction of a node's samples to test on
+algorithms: []        # methods that nodes agree to run; empty for all that Coterie has
+threads: 1
+message_limit_mb: 512
+"""
+
+_SERVER = """\
+# The gate is the one port that nodes reach; it lets their calls through and nothing else. Flower's SuperLink, to which
+# code can be submitted without a login, listens on this machine alone. Whoever has an account on this machine can
+# submit: give the server a machine or a container of its own.
+host: {host}
+port: {port}
+superlink_port: {inner}
+
+# Replace in production: server.crt and server.key (a certificate for the server's public name) and ca.crt (of the
+# authority that signed it, here and at every node). authority/ is for the try-out only; keep it off the server. Leave
+# inside/ as it is: those certificates never leave this machine.
+"""
+
+_NODE = """\
+# This folder belongs to the member alone: its data, state, models and private key never leave it.
+member: {name}
+
+# The member's own data; replace it. A folder of images by class, an .npz file with x and y, a table such as
+# table:path=patients.csv,label=outcome or a function of yours, import:package.module:function.
+data: data.npz
+
+# Where the server's gate is.
+server: {server}
+ca: ca.crt
+key: node.key         # replace in production: make your own, and send only node.key.pub to the server
+lost_state: refuse    # or begin-anew: what to do where the state folder is lost
+"""
+
+_APP = """\
+# What is submitted to Flower. It names the two halves in the installed package and holds no code of its own.
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "coterie-federation"
+version = "{version}"
+description = "A federation of Coterie's"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "coterie"
+
+[tool.flwr.app.components]
+serverapp = "coterie.federation.server_app:app"
+clientapp = "coterie.federation.client_app:app"
+
+[tool.flwr.app.config]
+federation = ""
+plan = ""
+out = ""
+"""

@@ -1,0 +1,124 @@
+"""What parties agree on, and nodes that disagree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from coterie.data import Dataset
+from coterie.errors import ConfigError, DataError
+from coterie.federation import agreement
+from coterie.federation.worlds import load_own, own_world
+from coterie.partitions import share_out
+from tests.federation.grid import make_agreement, parts
+
+TEXT = """
+name: hospitals
+members: [{name: north}, {name: south}]
+data: {input_shape: [3], classes: [ill, well]}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "federation.yaml").write_text(text)
+    return folder / "federation.yaml"
+
+
+def test_the_digest_is_of_what_the_file_says(tmp_path: Path) -> None:
+    first = agreement.read(write(tmp_path, TEXT))
+    assert agreement.read(write(tmp_path, "# a comment\nversion: 1" + TEXT)).digest == first.digest
+    for change in (("seed", "seed: 2"), ("model", "model: linear"), ("validation", "validation: 0.2")):
+        assert agreement.read(write(tmp_path, f"{change[1]}{TEXT}")).digest != first.digest
+    assert (first.number("south"), len(first.digest)) == (1, 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("[{name: north}, {name: south}]", "[{name: north}, {name: north}]"), "different names"),
+        (("[{name: north}, {name: south}]", "[]"), "members"),
+        (("[3]", "[0]"), "input_shape"),
+        (("[ill, well]", "[ill]"), "classes"),
+        (("[ill, well]", "[ill, ill]"), "each be named once"),
+        (("name: hospitals", "name: ../x"), "name"),
+        (("name: hospitals", "nam: hospitals"), "nam"),
+        (("name: hospitals", "name: hospitals\nversion: 2"), "version"),
+        (("name: hospitals", "- name"), "YAML"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, change: tuple[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        agreement.read(write(tmp_path, TEXT.replace(*change)))
+
+
+def test_who_is_not_in_the_roster(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'east' is not in the roster of federation.yaml: members are north, south"):
+        agreement.read(write(tmp_path, TEXT)).number("east")
+
+
+def test_a_node_splits_its_samples_as_a_simulation_would() -> None:
+    agreed, datasets = make_agreement(), parts(3)
+    x, y = (torch.cat([getattr(each, name) for each in datasets]) for name in ("x", "y"))
+    owner = torch.cat([torch.full((len(each),), number) for number, each in enumerate(datasets)])
+    whole = Dataset("all", x, y, len(x), "multiclass", datasets[0].classes, (0.0,), (1.0,), owner=owner)
+    config = agreed.experiment("fedavg", {})
+    together = share_out(
+        whole, "natural", clients=3, seed=config.seed, test_fraction=config.test_fraction, validation=config.validation
+    )
+    offset = 0
+    for client, mine in enumerate(datasets):
+        alone = own_world(mine, client, config).shares
+        for split in ("train", "validation", "test"):
+            ours, theirs = getattr(alone, split), getattr(together, split)
+            assert torch.equal(ours[client] + offset, theirs[client])
+            assert len(ours.flat) == len(ours[client])  # nobody else has any
+        offset += len(mine)
+
+
+def test_own_classes_are_those_agreed_on(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.array([7, 2, 7, 9]))
+    found = load_own("a.npz", tmp_path, make_agreement())
+    assert found.y.tolist() == [7, 2, 7, 9]
+    assert found.classes == tuple("0123456789")
+
+
+def test_own_tables_are_found_beside_the_node(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [1.0, 2, 3, 4], "b": [0.0, 1, 0, 1], "c": [1, 2, 3, 5], "y": ["well", "ill"] * 2})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    agreed = agreement.read(write(tmp_path, TEXT))
+    found = load_own("table:path=t.csv,label=y", tmp_path, agreed)
+    assert found.y.tolist() == [1, 0, 1, 0]
+    assert found.mean == (0.0,)
+    with pytest.raises(ConfigError, match="needs its label column"):
+        load_own("t.csv", tmp_path, agreed)
+
+
+def loader() -> Dataset:
+    x = torch.zeros(6, 1, 8, 8)
+    return Dataset("mine", x, torch.arange(6) % 3, 6, "multiclass", ("1", "5", "8"), (0.0,), (1.0,))
+
+
+def test_a_loader_of_the_users(tmp_path: Path) -> None:
+    found = load_own("import:tests.federation.test_agreement:loader", tmp_path, make_agreement())
+    assert found.y.tolist() == [1, 5, 8, 1, 5, 8]
+    with pytest.raises(DataError, match="failed"):
+        load_own("import:tests.federation.test_agreement:missing", tmp_path, make_agreement())
+    with pytest.raises(DataError, match="gave a "):
+        load_own("import:os:getcwd", tmp_path, make_agreement())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": np.zeros((4, 1, 8, 7)), "y": np.arange(4)}, r"shape \[1, 8, 7\], but federation.yaml agrees on"),
+        ({"x": np.zeros((4, 1, 8, 8)), "y": np.array([1, 2, 11, 3])}, "has?v?e? the class '11'"),
+    ],
+)
+def test_data_that_disagree_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], says: str) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError, match=says):
+        load_own("a.npz", tmp_path, make_agreement())
