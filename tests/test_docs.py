@@ -117,7 +117,7 @@ def small(command: str) -> list[str]:
         for word in (sorted(glob.glob(written)) if "*" in written else [written])
     ]
     assert program == "coterie", f"only coterie is run here, not {command!r}"
-    if arguments[0] != "run":
+    if arguments[0] not in ("run", "compare"):
         return arguments
     for option, most in SIZES.items():
         if option in arguments:

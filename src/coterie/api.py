@@ -15,7 +15,7 @@ from coterie.assembly import roles
 from coterie.config import ExperimentConfig, from_mapping
 from coterie.errors import CoterieError, Interrupted, RunFolderError
 from coterie.evaluation import metrics as metric_table
-from coterie.experiment import Experiment
+from coterie.experiment import Experiment, Watcher
 from coterie.results import Result, summarise
 from coterie.results.progress import progress_bar
 
@@ -63,7 +63,7 @@ def run_config(
     *,
     out: str | os.PathLike[str] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
-    progress: bool = True,
+    progress: bool | Watcher = True,
 ) -> Result:
     """Run an experiment with a given configuration.
 
@@ -76,7 +76,7 @@ def run_config(
     data_dir
         Where data sets lie.
     progress
-        Show a progress bar.
+        Show a progress bar; or a function of the caller's, told after each round instead.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def run_config(
 
 
 def resume(
-    path: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None, progress: bool = True
+    path: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None, progress: bool | Watcher = True
 ) -> Result:
     """Go on with a run that was stopped; it ends as if it had never been.
 
@@ -104,7 +104,7 @@ def resume(
     data_dir
         Where data sets lie.
     progress
-        Show a progress bar.
+        Show a progress bar; or a function of the caller's, told after each round instead.
 
     Returns
     -------
@@ -185,10 +185,14 @@ def _remove_if_empty(path: Path) -> None:
         path.rmdir()
 
 
-def _finish(playing: Experiment, progress: bool) -> Result:
+def _finish(playing: Experiment, progress: bool | Watcher) -> Result:
     with _located(playing), playing.folder as folder:
         config, scorer, algorithm = playing.config, playing.scorer, playing.simulation.algorithm
-        with progress_bar(algorithm.title, config.rounds, playing.completed, progress) as watch:
+        with (
+            progress_bar(algorithm.title, config.rounds, playing.completed, progress)
+            if isinstance(progress, bool)
+            else contextlib.nullcontext(progress)
+        ) as watch:
             playing.run(watch)
         summary = summarise(
             folder.metrics.read(),

@@ -228,20 +228,18 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
-def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
-    """Read a configuration from a YAML file.
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read named values from a YAML file; a name that is given twice is refused.
 
     Parameters
     ----------
     path
         The file.
-    overrides
-        Values that stand over the file's; ``settings`` are merged.
 
     Returns
     -------
-    ExperimentConfig
-        The configuration.
+    dict
+        The values, not yet validated.
 
     Raises
     ------
@@ -259,7 +257,25 @@ def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> Experim
         ) from error
     if not isinstance(values, dict):
         raise ConfigError(f"the experiment file {str(path)!r} must hold settings by name, not {_kind(values)}")
-    ours, theirs = _gathered(values, "its settings"), _gathered(overrides or {}, "--set")
+    return values
+
+
+def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
+    """Read a configuration from a YAML file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    overrides
+        Values that stand over the file's; ``settings`` are merged.
+
+    Returns
+    -------
+    ExperimentConfig
+        The configuration.
+    """
+    ours, theirs = _gathered(read_yaml(path), "its settings"), _gathered(overrides or {}, "--set")
     return from_mapping({**ours, **theirs, "settings": {**ours["settings"], **theirs["settings"]}})
 
 

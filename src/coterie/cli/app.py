@@ -11,8 +11,8 @@ import typer
 import yaml
 
 from coterie import __version__, api
+from coterie.cli import compare, export, federate, listing
 from coterie.cli import data as data_commands
-from coterie.cli import federate, listing
 from coterie.cli import partition as partition_commands
 from coterie.cli.console import err
 from coterie.cli.console import out as standard_output
@@ -184,6 +184,10 @@ def run(
         else:
             config = from_mapping({"algorithm": what, **values})
         _show(api.run_config(config, out=out, data_dir=data_dir, progress=not quiet), quiet)
+
+
+app.command(name="compare")(compare.command(run, parse_settings))
+app.command()(export.export)
 
 
 @app.command()

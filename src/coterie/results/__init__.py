@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from coterie.results.comparison import Collaboration, collaboration, over_seeds, wilcoxon
+from coterie.results.comparison import At, Collaboration, client_scores, collaboration, over_seeds, wilcoxon
 from coterie.results.result import Result
 from coterie.results.summary import MODELS, summarise
 from coterie.results.tables import matrix_table, table
 
 __all__ = [
     "MODELS",
+    "At",
     "Collaboration",
     "Result",
+    "client_scores",
     "collaboration",
     "matrix_table",
     "over_seeds",

@@ -87,8 +87,36 @@ def wilcoxon(first: Result, second: Result, model: str = "personal", at: At = "b
     metrics = [result.summary["metric"] for result in (first, second)]
     if metrics[0] != metrics[1]:
         raise ConfigError(f"the runs were measured by {metrics[0]} and by {metrics[1]}: both must be by the same")
-    scores = pd.concat([_scores(first, model, at), _scores(second, model, at)], axis=1, join="inner")
+    scores = pd.concat([client_scores(first, model, at), client_scores(second, model, at)], axis=1, join="inner")
     return evaluation.wilcoxon(scores.iloc[:, 0].to_numpy(), scores.iloc[:, 1].to_numpy())
+
+
+def client_scores(result: Result, model: str = "personal", at: At = "final") -> pd.Series[float]:
+    """Give the primary metric of each client's test samples.
+
+    Parameters
+    ----------
+    result
+        A finished run. One that has no such number is refused with a ``ConfigError``.
+    model
+        Which of its models.
+    at
+        At which round.
+
+    Returns
+    -------
+    pandas.Series
+        A value for each client that has one and does not attack, by client.
+    """
+    found, frame = _of_model(result, model, at), result.metrics
+    of_model = frame[
+        (frame["model"] == model) & (frame["split"] == "test") & (frame["metric"] == result.summary["metric"])
+    ]
+    number = found.get("round", int(np.max(of_model["round"].to_numpy())))
+    attackers = result.shares.loc[result.shares["role"] == "attacker", "client"]
+    counted = of_model[(of_model["round"] == number) & ~of_model["client"].isin(attackers)]
+    scores: pd.Series[float] = counted.set_index("client")["value"]
+    return scores
 
 
 @dataclass(frozen=True)
@@ -168,15 +196,3 @@ def _of_model(result: Result, model: str, at: At) -> Mapping[str, Any]:
 
 def _number(result: Result, model: str, at: At) -> float:
     return float(_of_model(result, model, at)["mean"])
-
-
-def _scores(result: Result, model: str, at: At) -> pd.Series[float]:
-    found, frame = _of_model(result, model, at), result.metrics
-    of_model = frame[
-        (frame["model"] == model) & (frame["split"] == "test") & (frame["metric"] == result.summary["metric"])
-    ]
-    number = found.get("round", int(np.max(of_model["round"].to_numpy())))
-    attackers = result.shares.loc[result.shares["role"] == "attacker", "client"]
-    counted = of_model[(of_model["round"] == number) & ~of_model["client"].isin(attackers)]
-    scores: pd.Series[float] = counted.set_index("client")["value"]
-    return scores

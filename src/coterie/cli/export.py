@@ -1,0 +1,36 @@
+"""The command that takes one client's model out of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie import export as exporting
+from coterie.cli.console import err
+from coterie.cli.options import DataDir, Text
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    client: Annotated[int, typer.Option(help="The client, counted from 0.")],
+    best: Annotated[
+        Text,
+        typer.Option(
+            metavar="NAME",
+            help="Which model: personal, global, or hybrid (the better of the two on the client's validation samples).",
+            show_default="personal",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file for the parameters.")] = Path("model.safetensors"),
+    data_dir: DataDir = None,
+) -> None:
+    """Write one client's model: its parameters, what is known of it, and a Python file that loads it.
+
+    Example: coterie export runs/fedacs-digits-seed1 --client 7 --out client7.safetensors
+    """
+    written = exporting.export(run, client, out, best=exporting.kind(best), data_dir=data_dir)
+    measured = ", ".join(f"{name} {value:.4f}" for name, value in written.about["test"].items())
+    err.print(f"{written.about['kind']} model of client {client}, on its test samples: {measured}", highlight=False)
+    err.print(f"model: {written.model}, loaded by {written.loader}", markup=False, highlight=False)

@@ -1,0 +1,265 @@
+"""The plan of a comparison: which runs there are, each with its whole configuration."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.algorithms import registry
+from coterie.config import SHORTHANDS, ExperimentConfig, from_mapping
+from coterie.errors import ConfigError, UnknownName
+
+_OWN = ("methods", "seeds", "grid", "tune")
+_NOT_SHARED = {"algorithm": "methods", "algorithm_sha256": "methods", "seed": "seeds"}
+_OF_METHODS = ("algorithm", "name", "settings", *SHORTHANDS)
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a comparison.
+
+    Parameters
+    ----------
+    name
+        Its folder's name.
+    method
+        What the table calls the method.
+    setting
+        The values of the grid that it has.
+    candidate
+        The values of the tuned parameters that it has.
+    config
+        Its configuration.
+    """
+
+    name: str
+    method: str
+    setting: Values
+    candidate: Values
+    config: ExperimentConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a comparison, in the order in which they are run.
+
+    Parameters
+    ----------
+    runs
+        The runs.
+    methods
+        What the table calls the methods, in its order.
+    seeds
+        The seeds.
+    grid
+        Names that vary, each with its values.
+    tune
+        Parameters that are chosen on validation data, each with its values.
+    """
+
+    runs: tuple[PlannedRun, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    grid: dict[str, list[Any]]
+    tune: dict[str, list[Any]]
+
+    @property
+    def settings(self) -> list[Values]:
+        """The points of the grid; one without values if there is no grid."""
+        return list(_points(self.grid))
+
+    def of(self, setting: Values, method: str) -> dict[tuple[tuple[str, Any], ...], list[PlannedRun]]:
+        """Give the runs of one method at one point of the grid.
+
+        Parameters
+        ----------
+        setting
+            The point.
+        method
+            What the table calls the method.
+
+        Returns
+        -------
+        dict
+            For each candidate, as pairs of name and value, its runs in the order of seeds.
+        """
+        found: dict[tuple[tuple[str, Any], ...], list[PlannedRun]] = {}
+        for run in self.runs:
+            if run.method == method and run.setting == setting:
+                found.setdefault(tuple(run.candidate.items()), []).append(run)
+        return found
+
+    def plain(self) -> Values:
+        """Give the plan as plain YAML types.
+
+        Returns
+        -------
+        dict
+            What decides the comparison, complete with defaults.
+        """
+        return {
+            "methods": list(self.methods),
+            "seeds": list(self.seeds),
+            "grid": self.grid,
+            "tune": self.tune,
+            "runs": {run.name: run.config.plain() for run in self.runs},
+        }
+
+
+def make_plan(values: Mapping[str, Any]) -> Plan:
+    """Make a plan of named values, as a YAML file or the command line give them.
+
+    ``methods`` lists names, or mappings with ``algorithm``, parameters (under ``settings``, or ``lr``, ``local_epochs``
+    and ``batch_size`` as they are) and, to tell two of one method apart, ``name``. ``seeds`` lists seeds. ``grid``
+    names fields or parameters, each with a list of values: every combination is a part of the table. ``tune`` names
+    parameters likewise: for each method the best combination on validation data is taken. All else is as in an
+    experiment's file, and holds for all runs.
+
+    Parameters
+    ----------
+    values
+        The values.
+
+    Returns
+    -------
+    Plan
+        The plan; every run's configuration has been checked.
+
+    Raises
+    ------
+    ConfigError
+        If something is missing, given twice, or of the wrong kind.
+    """
+    shared = {name: value for name, value in values.items() if name not in _OWN and value is not None}
+    for name, instead in _NOT_SHARED.items():
+        if name in shared:
+            raise ConfigError(f"{name} is {shared[name]!r}, but a comparison takes {instead}: give these instead")
+    methods = _methods(values.get("methods"))
+    seeds = _seeds(values.get("seeds"))
+    grid, tune = (_lists(name, values.get(name)) for name in ("grid", "tune"))
+    _refuse_contradictions(methods, grid, tune)
+    fields, parameters = _sorted_out(shared)
+    if tune and fields.get("validation", ExperimentConfig.model_fields["validation"].default) == 0:
+        raise ConfigError("validation is 0, but tune chooses on validation data: hold some out with --validation 0.1")
+    runs: list[PlannedRun] = []
+    taken: set[str] = set()
+    for point in _points(grid):
+        over_fields, over_parameters = _sorted_out(point)
+        for label, method in methods.items():
+            known = registry.get(method["algorithm"]).model_fields
+            for candidate in _points({name: found for name, found in tune.items() if name in known}):
+                settings = parameters | over_parameters | method["settings"] | candidate
+                for seed in seeds:
+                    config = from_mapping(
+                        {**fields, **over_fields, "algorithm": method["algorithm"], "settings": settings, "seed": seed}
+                    )
+                    name = _slug([*_said(point), label, *_said(candidate), f"seed{seed}"], taken)
+                    runs.append(PlannedRun(name, label, point, candidate, config))
+    return Plan(tuple(runs), tuple(methods), tuple(seeds), grid, tune)
+
+
+def _methods(given: Any) -> dict[str, Values]:
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise ConfigError(f"methods is {given!r}, but must list at least one method")
+    found: dict[str, Values] = {}
+    for each in given:
+        method = {"algorithm": each} if isinstance(each, str) else each
+        if not isinstance(method, Mapping) or not isinstance(method.get("algorithm"), str):
+            raise ConfigError(
+                f"methods has {each!r}, but each must be a name, or a mapping with algorithm and settings"
+            )
+        for name in method:
+            if name not in _OF_METHODS:
+                raise UnknownName("entry of a method called", str(name), _OF_METHODS)
+        fields, settings = _sorted_out(
+            {key: value for key, value in method.items() if key not in ("algorithm", "name")}
+        )
+        assert not fields
+        name = registry.get(method["algorithm"]).name
+        label = str(method.get("name") or name)
+        if label in found:
+            raise ConfigError(
+                f"methods has {label!r} twice: give one of them another name, as {{algorithm: …, name: …}}"
+            )
+        found[label] = {"algorithm": method["algorithm"], "settings": settings}
+    return found
+
+
+def _seeds(given: Any) -> list[int]:
+    seeds = [1] if given is None else given
+    if not isinstance(seeds, Sequence) or isinstance(seeds, str) or not seeds:
+        raise ConfigError(f"seeds is {given!r}, but must list at least one whole number")
+    for seed in seeds:
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise ConfigError(f"seeds has {seed!r}, but each must be a whole number of at least 0")
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds are {', '.join(map(str, seeds))}, but each must be given once")
+    return list(seeds)
+
+
+def _lists(where: str, given: Any) -> dict[str, list[Any]]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where} is {given!r}, but must map names to lists of values")
+    for name, values in given.items():
+        if not isinstance(values, list) or not values or any(value in values[:k] for k, value in enumerate(values)):
+            raise ConfigError(f"{where} has {values!r} for {name}, but must list at least one value, each once")
+        if any(isinstance(value, list | dict) for value in values):
+            raise ConfigError(f"{where} has {values!r} for {name}, but each value must be a number or a word")
+    return {str(name): list(values) for name, values in given.items()}
+
+
+def _refuse_contradictions(methods: Mapping[str, Values], grid: Values, tune: Values) -> None:
+    for name in grid:
+        if name in (*_NOT_SHARED, "settings"):
+            raise ConfigError(f"grid has {name!r}, which it cannot vary: use methods and seeds")
+        if name in tune:
+            raise ConfigError(f"{name} is both in grid and in tune: it can only be in one")
+    for label, method in methods.items():
+        for where, names in (("grid", grid), ("tune", tune)):
+            for name in names:
+                if name in method["settings"]:
+                    raise ConfigError(f"the method {label!r} sets {name}, which {where} varies: leave it out of one")
+    known = {name for method in methods.values() for name in registry.get(method["algorithm"]).model_fields}
+    for name in tune:
+        if name not in known:
+            raise UnknownName("parameter of these methods called", name, known)
+
+
+def _sorted_out(values: Mapping[str, Any]) -> tuple[Values, Values]:
+    """Tell the configuration's own fields from the methods' parameters."""
+    settings = values.get("settings") or {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings is {settings!r}, but must map the method's parameters to values")
+    own = ExperimentConfig.model_fields
+    fields = {name: value for name, value in values.items() if name in own and name != "settings"}
+    parameters = {name: value for name, value in values.items() if name not in own}
+    for name in parameters:
+        if name in settings and settings[name] != parameters[name]:
+            raise ConfigError(f"{name} is given twice: as {parameters[name]!r} and, in settings, as {settings[name]!r}")
+    return fields, {**settings, **parameters}
+
+
+def _points(lists: Mapping[str, list[Any]]) -> Iterator[Values]:
+    for values in itertools.product(*lists.values()):
+        yield dict(zip(lists, values, strict=True))
+
+
+def _said(values: Values) -> list[str]:
+    return [f"{name}-{value}" for name, value in values.items()]
+
+
+def _slug(parts: Sequence[str], taken: set[str]) -> str:
+    """Make a folder's name that no other run has, whatever the values are made of."""
+    stem = re.sub(r"[^\w.-]+", "-", "-".join(Path(part).name if part.endswith(".py") else part for part in parts))
+    stem = stem.lstrip(".-")[:120]
+    name = next(name for k in itertools.count(1) if (name := stem if k == 1 else f"{stem}-{k}").lower() not in taken)
+    taken.add(name.lower())
+    return name
