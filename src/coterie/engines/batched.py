@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie import matrix_units, randomness
 from coterie.algorithms.base import Batch, Fold, Minibatches, Net, Task
@@ -129,6 +129,9 @@ class BatchedEngine(Engine):
     def _cache_chunk(self, task: Task) -> int:
         """As many rows as stay in a CPU's cache with their samples through all their steps."""
         largest = max((min(fold.over.size or 256, 256) for fold in task.folds()), default=0)
+        if any(isinstance(part, nn.Conv2d) for part in self.problem.module.modules()):
+            # Convolutions go one row after another in any case, and a larger batch's activations fill the cache.
+            return 10 if largest <= 16 else 1
         sample = self.samples.x[0].numel() * self.problem.start.element_size()
         row = self.problem.layout.size * self.problem.start.element_size()
         return max(1, min(128, _CPU_CHUNK_BYTES // (row + largest * sample)))

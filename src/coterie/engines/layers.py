@@ -23,6 +23,9 @@ Form = Callable[[Any, Rows, Tensor, int, Convolution], Tensor]
 
 
 def _linear(layer: nn.Linear, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:
+    if rows == 1:  # a batched product of one is not shared among threads
+        shift = weights["bias"].squeeze(0) if "bias" in weights else None
+        return F.linear(x, weights["weight"].squeeze(0), shift)
     batch = x.reshape(rows, -1, x.shape[-1])
     weight, bias = weights["weight"], weights.get("bias")
     flipped = not x.is_cuda and weight.shape[1] < batch.shape[1]  # a CPU's products like the longer side last
@@ -39,6 +42,9 @@ def _conv2d(layer: nn.Conv2d, weights: Rows, x: Tensor, rows: int, convolution: 
         convolution = "unfold" if x.is_cuda else "single"
     plain_padding = isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
     if convolution == "single" or not plain_padding:
+        if rows == 1:
+            alone: Tensor = layer._conv_forward(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
+            return alone
         # One unbind rather than a selection each: its backward pass joins all rows' gradients at once.
         biases = [None] * rows if bias is None else bias.unbind(0)
         pieces = x.unflatten(0, (rows, -1)).unbind(0)
