@@ -108,9 +108,7 @@ class Scorer:
                 continue
             outputs = engine.predict(self.simulation.algorithm.predict, rows, clients, split, shared)
             offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-            ragged = engine.samples.splits[split]
-            begin = torch.repeat_interleave(ragged.offsets[clients] - offsets[:-1], sizes)
-            targets = engine.samples.y[ragged.flat[begin + torch.arange(len(begin), device=begin.device)]]
+            targets = engine.samples.y[engine.samples.flat_index(clients, split)]
             losses = engine.problem.loss(outputs, targets).double()
             values = {"loss": metric_table.segment_mean(losses, offsets)}
             for metric in engine.problem.metrics:

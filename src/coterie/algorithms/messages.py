@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.client import Net
-from coterie.rows import Layout, Rows
+from coterie.rows import Layout, Rows, nbytes
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,7 @@ class Message:
     @property
     def bytes_each(self) -> int:
         """Bytes that one client receives."""
-        one = sum(value.numel() * value.element_size() for value in self.shared.values())
-        return one + sum(value[:1].numel() * value.element_size() for value in self.each.values())
+        return nbytes(self.shared) + nbytes({name: value[:1] for name, value in self.each.items()})
 
 
 @dataclass(frozen=True)

@@ -232,14 +232,8 @@ class BatchedEngine(Engine):
                 return self._predict_shared(predict, rows, clients, split)
             return self._predict_each(predict, rows, clients, split)
 
-    def _flat_index(self, clients: Tensor, split: Split) -> Tensor:
-        ragged = self.samples.splits[split]
-        sizes = self.sizes[split][clients]
-        begin = torch.repeat_interleave(ragged.offsets[clients] - sizes.cumsum(0) + sizes, sizes)
-        return ragged.flat[begin + torch.arange(len(begin), device=begin.device)]
-
     def _predict_shared(self, predict: Predict, rows: Rows, clients: Tensor, split: Split) -> Tensor:
-        index = self._flat_index(clients, split)
+        index = self.samples.flat_index(clients, split)
         model = {name: value.unsqueeze(0) for name, value in rows.items()}
         block = max(1, _PREDICT_ELEMENTS // max(1, self.samples.x[0].numel()))
         pieces = []

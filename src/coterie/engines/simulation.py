@@ -17,7 +17,7 @@ from torch import Tensor
 from coterie.algorithms.base import Algorithm, Ask, Cohort, Info, Replies, Start, State
 from coterie.engines.base import Call, Engine, take
 from coterie.errors import AlgorithmError, Diverged
-from coterie.rows import Rows
+from coterie.rows import Rows, nbytes
 
 Result = TypeVar("Result")
 Exchange = Callable[[Ask], Replies]
@@ -329,7 +329,7 @@ class Simulation:
         if self._transform is not None:
             reply = self._transform(reply, clients, call)
         self.clients.scatter(clients, changes)
-        self.traffic.up += sum(value.numel() * value.element_size() for value in reply.values())
+        self.traffic.up += nbytes(reply)
         return Replies(clients, reply)
 
 

@@ -129,6 +129,26 @@ class Samples:
         """
         return self.splits[split].sizes
 
+    def flat_index(self, clients: Tensor, split: Split) -> Tensor:
+        """Give some clients' sample numbers, client after client.
+
+        Parameters
+        ----------
+        clients
+            The clients.
+        split
+            Which of their samples.
+
+        Returns
+        -------
+        Tensor
+            Sample numbers ``[samples of all these clients]``.
+        """
+        ragged = self.splits[split]
+        sizes = ragged.sizes[clients]
+        begin = torch.repeat_interleave(ragged.offsets[clients] - sizes.cumsum(0) + sizes, sizes)
+        return ragged.flat[begin + torch.arange(len(begin), device=begin.device)]
+
     def gather(
         self, index: Tensor, clients: Tensor, key: Tensor | None = None, into: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
