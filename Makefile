@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean federation
+.PHONY: help demo test check docs clean federation
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,8 +17,10 @@ help: ## show this
 demo: $(READY) ## compare four methods on embedded data, in under two minutes
 	@$(BIN)/python -m coterie.demo
 
+# Federations of real processes come last and one after another: they want the machine for themselves.
 test: $(READY) ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 -m "not processes"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m processes tests/federation
 
 check: $(READY) ## lint, format, types, docstrings, dependency directions, house rules
 	$(BIN)/ruff check
@@ -28,12 +30,16 @@ check: $(READY) ## lint, format, types, docstrings, dependency directions, house
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet tests/test_house.py
 
-federation: $(READY) ## run the tests of real federations between processes (installs Flower)
-	@$(PIP) --no-build-isolation --editable '.[dev,federation]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/federation
+# Material announces a MkDocs 2.0 that it will not work with; MkDocs is pinned, so that there is nothing to do about it.
+docs: $(READY) ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "site/index.html"
+
+federation: $(READY) ## run only the tests of federations between processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m processes tests/federation
 
 clean: ## remove caches and what the demo and the builds left; keeps .venv and runs/
-	rm -rf dist demo-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf dist site demo-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The build backend is installed first and used as it is: pip would otherwise fetch an unpinned one for the build.
@@ -43,5 +49,5 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "setting up .venv ..."
 	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@$(PIP) --no-build-isolation --editable '.[dev,federation,kernels,privacy]'
 	@touch $@

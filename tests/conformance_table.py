@@ -108,7 +108,10 @@ TABLE: dict[str, Row] = {
     ),
     "ditto": Row(
         _LOCAL,
-        variants=({"personal_epochs": 3, "personal_lr": 0.05, "momentum": 0.5}, {"optimiser": "adam", "lr": 0.01}),
+        variants=(
+            {"personal_epochs": 3, "personal_lr": 0.05, "momentum": 0.5, "local_steps": 3},
+            {"optimiser": "adam", "lr": 0.01},
+        ),
     ),
     "fedadmm": Row(_LOCAL | {"local_epochs": 4, "early_rounds": 2}, variants=({"begin": "own", "rho": 0.0},)),
     "apfl": Row(_LOCAL, variants=({"momentum": 0.5, "alpha_decay": 0.02}, {"adaptive": False, "alpha": 0.3})),

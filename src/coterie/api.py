@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from coterie.evaluation import metrics as metric_table
 from coterie.experiment import Experiment, Watcher
 from coterie.results import Result, summarise
 from coterie.results.progress import progress_bar
+from coterie.tracking import Telling, Track, Tracker, make_all
 
 
 def run(
@@ -26,6 +27,7 @@ def run(
     out: str | os.PathLike[str] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    track: Track | Sequence[Track] = (),
     **settings: Any,
 ) -> Result:
     """Run an experiment.
@@ -40,6 +42,9 @@ def run(
         Where data sets lie; by default ``COTERIE_DATA`` or a per-user cache folder.
     progress
         Show a progress bar.
+    track
+        Trackers that are told how it goes: names such as ``"tensorboard"``, ``"mlflow:URI"`` or ``"wandb:PROJECT"``, or
+        objects with the methods of :class:`coterie.tracking.Tracker`.
     **settings
         Fields of :class:`coterie.config.ExperimentConfig`, and ``lr``, ``local_epochs`` and ``batch_size``; the
         method's other parameters as a dictionary named ``settings``.
@@ -55,7 +60,8 @@ def run(
     >>> result = coterie.run("fedacs", clients=10, rounds=5, settings={"p": 0.5})  # doctest: +SKIP
     >>> result.summary["personal"]["final"]["mean"]  # doctest: +SKIP
     """
-    return run_config(from_mapping({"algorithm": algorithm, **settings}), out=out, data_dir=data_dir, progress=progress)
+    config = from_mapping({"algorithm": algorithm, **settings})
+    return run_config(config, out=out, data_dir=data_dir, progress=progress, track=track)
 
 
 def run_config(
@@ -64,6 +70,7 @@ def run_config(
     out: str | os.PathLike[str] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     progress: bool | Watcher = True,
+    track: Track | Sequence[Track] = (),
 ) -> Result:
     """Run an experiment with a given configuration.
 
@@ -77,6 +84,8 @@ def run_config(
         Where data sets lie.
     progress
         Show a progress bar; or a function of the caller's, told after each round instead.
+    track
+        Trackers that are told how it goes; see :func:`run`.
 
     Returns
     -------
@@ -87,13 +96,18 @@ def run_config(
         path = Path(out) if out is not None else _new_folder(config)
         if out is None:
             on_failure.callback(_remove_if_empty, path)
+        trackers = make_all(track, new=path)
         playing = experiment.begin(config, path, _folder(data_dir))
         on_failure.pop_all()
-    return _finish(playing, progress)
+    return _finish(playing, progress, trackers)
 
 
 def resume(
-    path: str | os.PathLike[str], *, data_dir: str | os.PathLike[str] | None = None, progress: bool | Watcher = True
+    path: str | os.PathLike[str],
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    progress: bool | Watcher = True,
+    track: Track | Sequence[Track] = (),
 ) -> Result:
     """Go on with a run that was stopped; it ends as if it had never been.
 
@@ -105,13 +119,16 @@ def resume(
         Where data sets lie.
     progress
         Show a progress bar; or a function of the caller's, told after each round instead.
+    track
+        Trackers that are told how it goes; see :func:`run`.
 
     Returns
     -------
     Result
         The run.
     """
-    return _finish(experiment.resume(Path(path), _folder(data_dir)), progress)
+    trackers = make_all(track)
+    return _finish(experiment.resume(Path(path), _folder(data_dir)), progress, trackers)
 
 
 def load(path: str | os.PathLike[str]) -> Result:
@@ -162,6 +179,7 @@ def so_far(result: Result) -> dict[str, Any]:
         metric=metric,
         higher_is_better=metric_table.get(metric).higher_is_better,
         clients=roles(config).honest,
+        privacy=config.privacy,
     )
 
 
@@ -185,15 +203,20 @@ def _remove_if_empty(path: Path) -> None:
         path.rmdir()
 
 
-def _finish(playing: Experiment, progress: bool | Watcher) -> Result:
-    with _located(playing), playing.folder as folder:
-        config, scorer, algorithm = playing.config, playing.scorer, playing.simulation.algorithm
+def _finish(playing: Experiment, progress: bool | Watcher, trackers: Sequence[Tracker] = ()) -> Result:
+    config, scorer, algorithm = playing.config, playing.scorer, playing.simulation.algorithm
+    honest = playing.parts.world.roles.honest
+    with (
+        _located(playing),
+        playing.folder as folder,
+        Telling(trackers, folder, playing.completed, honest, scorer.primary) as telling,
+    ):
         with (
             progress_bar(algorithm.title, config.rounds, playing.completed, progress)
             if isinstance(progress, bool)
             else contextlib.nullcontext(progress)
         ) as watch:
-            playing.run(watch)
+            playing.run(_both(telling.round, watch))
         summary = summarise(
             folder.metrics.read(),
             algorithm=algorithm.name,
@@ -202,10 +225,20 @@ def _finish(playing: Experiment, progress: bool | Watcher) -> Result:
             seconds=folder.timings.total(),
             metric=scorer.primary,
             higher_is_better=metric_table.get(scorer.primary).higher_is_better,
-            clients=playing.parts.world.roles.honest,
+            clients=honest,
+            privacy=config.privacy,
         )
         folder.finish(summary)
+        telling.end(summary)
         return Result(folder.path)
+
+
+def _both(first: Watcher, second: Watcher) -> Watcher:
+    def watch(round_number: int, mean: float | None) -> None:
+        first(round_number, mean)
+        second(round_number, mean)
+
+    return watch
 
 
 @contextlib.contextmanager

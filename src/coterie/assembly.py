@@ -15,13 +15,14 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from coterie import attacks, data, models, randomness
+from coterie import attacks, data, models, privacy, randomness
 from coterie.algorithms import registry
 from coterie.config import IMPORT, ExperimentConfig
 from coterie.data import Dataset
 from coterie.engines.base import Call, Engine
 from coterie.engines.batched import BatchedEngine
 from coterie.engines.cross import CrossScorer
+from coterie.engines.keeping import near
 from coterie.engines.loop import LoopEngine
 from coterie.engines.simulation import Simulation, Transform
 from coterie.engines.store import Samples, Split
@@ -135,7 +136,10 @@ class Assembly:
 
 
 def assemble(
-    config: ExperimentConfig, data_dir: Path | None = None, choices: Mapping[str, Any] | None = None
+    config: ExperimentConfig,
+    data_dir: Path | None = None,
+    choices: Mapping[str, Any] | None = None,
+    run: Path | None = None,
 ) -> Assembly:
     """Load the data, deal it out, build the model and put everything together.
 
@@ -147,6 +151,8 @@ def assemble(
         Where data sets lie.
     choices
         What an earlier part of the same run chose, to be used again.
+    run
+        The run's folder, made or not, near which rows are kept on disk.
 
     Returns
     -------
@@ -163,15 +169,18 @@ def assemble(
         return Problem.of(module, world.dataset.task, dtype=engine.samples.dtype, device=device).start
 
     trainers = world.roles.trainers.to(device)
-    simulation = Simulation(algorithm, engine, fresh=fresh, transform=_wire(config, world, device), members=trainers)
+    wire = _wire(config, world, device)
+    kept: dict[str, Any] = {"keep": (choices or {}).get("keep", config.keep), "scratch": config.scratch or near(run)}
+    if config.privacy is not None:
+        kept["protection"] = privacy.Protection(privacy.parse(config.privacy), config.seed, config.clients)
+    simulation = Simulation(algorithm, engine, fresh=fresh, transform=wire, members=trainers, **kept)
     splits: tuple[Split, ...] = ("train", "validation", "test") if config.eval_train else ("validation", "test")
     scorer = Scorer(simulation, trainers, world.roles.newcomers.to(device), splits, config.adapt_rounds)
     honest = torch.tensor(world.roles.honest, device=device)
     crossing = CrossScorer(simulation, trainers, honest) if config.matrix else None
-    shares = world.shares
     fingerprint = {
         "data": _digest(world.dataset.x, world.dataset.y),
-        "partition": _digest(*(part.flat for part in (shares.train, shares.validation, shares.test))),
+        "partition": _digest(*(getattr(world.shares, part).flat for part in ("train", "validation", "test"))),
         "model": _digest(engine.problem.start, text=str(engine.problem.module)),
     }
     return Assembly(world, simulation, scorer, crossing, fingerprint)
@@ -283,6 +292,7 @@ def make_engine(
         convolution=choices.get("convolution") or (None if config.convolution == "auto" else config.convolution),
         chunk=choices.get("chunk") or config.chunk,
         compile_steps=config.compile,
+        precision=config.precision,
     )
 
 

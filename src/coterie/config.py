@@ -11,7 +11,7 @@ import torch
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from coterie import attacks, partitions, problems, spec
+from coterie import attacks, partitions, privacy, problems, spec
 from coterie.algorithms import registry
 from coterie.data.catalogue import SOURCES
 from coterie.errors import ConfigError, UnknownName
@@ -57,6 +57,7 @@ class ExperimentConfig(BaseModel):
     hold_out: float = Field(0.0, ge=0, lt=1, description="fraction of clients that never train, then are personalised")
     adapt_rounds: int = Field(1, ge=0, description="rounds that held-out clients join for before they are evaluated")
     attack: str | None = Field(None, description="an attack as kind:fraction, for instance gaussian:0.2")
+    privacy: str | None = Field(None, description="clip replies and add noise, for instance clip=1.0,noise=0.8")
     eval_every: int = Field(1, ge=1, description="evaluate after every so many rounds (and after the last)")
     eval_train: bool = Field(False, description="evaluate on training samples too")
     matrix: bool = Field(False, description="measure each personal model on each client's test samples at the end")
@@ -64,22 +65,31 @@ class ExperimentConfig(BaseModel):
     s_acc: Annotated[tuple[Fraction, ...], BeforeValidator(_split)] = Field(
         (0.5,), description="fractions of the other clients on which S-acc of the matrix is measured"
     )
-    checkpoint_every: int = Field(10, ge=1, description="write a checkpoint after every so many rounds")
+    checkpoint_every: int = Field(
+        10, ge=1, description="write a checkpoint after every so many rounds; a large state's less often"
+    )
     engine: Literal["batched", "loop"] = Field("batched", description="how clients are computed")
     device: str = Field("cpu", description="where to compute: cpu, cuda, cuda:N, or auto")
     dtype: Literal["float32", "float64"] = Field("float32", description="type of all numbers")
     kernel: Literal["auto", "stacked", "vmap", "module"] = Field("auto", description="how the model is applied to rows")
-    convolution: Literal["auto", "grouped", "unfold", "single"] = Field(
+    convolution: Literal["auto", "fused", "grouped", "unfold", "single"] = Field(
         "auto", description="how convolutions are computed"
     )
     chunk: int | None = Field(None, ge=1, description="clients computed at once; chosen if not given")
+    keep: Literal["auto", "device", "host", "disk"] = Field(
+        "auto", description="where the rows of all clients are kept; auto is the first with room for them"
+    )
+    scratch: str | None = Field(None, description="folder for rows that are kept on disk; near the run by default")
     compile: bool = Field(False, description="compile the clients' steps with torch.compile")
+    precision: Literal["float32", "tf32", "bf16"] = Field(
+        "float32", description="how a GPU rounds what it multiplies (tf32 and bf16 are faster and less exact)"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads; PyTorch's own choice if not given")
 
     @model_validator(mode="after")
     def _consistent(self) -> ExperimentConfig:
         given = {"kernel": self.kernel != "auto", "convolution": self.convolution != "auto"}
-        given |= {"chunk": self.chunk is not None, "compile": self.compile}
+        given |= {"chunk": self.chunk is not None, "compile": self.compile, "precision": self.precision != "float32"}
         if self.engine == "loop" and any(given.values()):
             names = ", ".join(name for name, is_given in given.items() if is_given)
             raise ValueError(f"engine=loop contradicts {names}, which only engine=batched has")
@@ -173,6 +183,8 @@ def from_mapping(values: Mapping[str, Any]) -> ExperimentConfig:
     places = {
         "data": _with_absolute_paths(config.data),
         "partition": partitions.parse(config.partition).text(),
+        "privacy": None if config.privacy is None else privacy.parse(config.privacy).written(),
+        "scratch": None if config.scratch is None else str(Path(config.scratch).expanduser().absolute()),
         **_algorithm_file(config),
     }
     return config.model_copy(update=places)
@@ -216,11 +228,14 @@ def _algorithm_file(config: ExperimentConfig) -> dict[str, str]:
     return {"algorithm": str(path), "algorithm_sha256": content}
 
 
+_MERGE = "tag:yaml.org,2002:merge"  # of <<, which takes over the entries of another mapping
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses a key that is given twice, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE]
         for place, key in enumerate(keys):
             if key in keys[:place]:
                 raise yaml.YAMLError(f"{key!r} is given twice")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -77,10 +78,10 @@ class Experiment:
         self._checkpointed = 0
         self._in_round = self._closing = False
         self._stopped_by: int | None = None
+        self._replies: list[int] = []  # that each client had sent after the last complete round, where that counts
 
     def _put(self, server: Rows, clients: Rows) -> None:
-        # A resumed run has its tensors contiguous and apart from one another, so every run has. The clients' rows are
-        # changed in place and stay so; the server's half returns new ones each round.
+        # A resumed run has its tensors contiguous and apart from one another, so every run has.
         states = {"server": server, "clients": clients}
         together = settled(
             {f"{owner}/{name}": value for owner, state in states.items() for name, value in state.items()}
@@ -97,13 +98,17 @@ class Experiment:
         int
             The last round that is kept, 0 if there is no checkpoint.
         """
-        found = self.folder.checkpoints.latest(self.engine.device)
+        places = {"server": self.simulation.server, "clients": self.simulation.clients.rows}
+        found = self.folder.checkpoints.latest(self.engine.device, places)
         if found is None:
             self.folder.rewind(-1)
             return 0
         self._refuse_foreign(found)
         self._put(found.server, found.clients)
         self.completed = self._checkpointed = self.simulation.round = found.round
+        if self.simulation.protection is not None:
+            self.simulation.protection.replies = torch.tensor(found.extra["replies"], dtype=torch.int64)
+            self._replies = found.extra["replies"]
         self.folder.rewind(found.round)
         return found.round
 
@@ -140,7 +145,14 @@ class Experiment:
                 mean = self._round(round_number)
                 if watch is not None:
                     watch(round_number, mean)
+                # After the watcher: what a checkpoint closes has been told, and what comes after it is told again.
+                if self._checkpointed < round_number and self._closes(round_number):
+                    self._checkpoint()
                 self._stop_if_asked()
+
+    def _closes(self, round_number: int) -> bool:
+        due = round_number % self.config.checkpoint_every == 0 and self.folder.checkpoints.affordable
+        return due or round_number == self.config.rounds
 
     def _stop_if_asked(self) -> None:
         if self._stopped_by is not None and self.completed < self.config.rounds:
@@ -169,13 +181,16 @@ class Experiment:
 
     def _checkpoint(self) -> None:
         simulation = self.simulation
-        self.folder.checkpoint(self.completed, simulation.server, simulation.clients.rows, self.parts.fingerprint)
+        extra = self.parts.fingerprint | ({} if simulation.protection is None else {"replies": self._replies})
+        self.folder.checkpoint(self.completed, simulation.server, simulation.clients.rows, extra)
         self._checkpointed = self.completed
 
     def _round(self, round_number: int) -> float | None:
         simulation = self.simulation
         began = time.perf_counter()
-        cohort = draw_cohort(self.config.seed, round_number, self.trainers, self.config.participation)
+        seed, share = self.config.seed, self.config.participation
+        cohort, following = (draw_cohort(seed, round_number + later, self.trainers, share) for later in (0, 1))
+        simulation.expect(following if round_number < self.config.rounds else None)
         down, up = simulation.traffic.down, simulation.traffic.up
         self._in_round = True
         info = simulation.play_round(cohort, round_number)
@@ -191,10 +206,11 @@ class Experiment:
             mean = self._headline(scores)
         traffic = simulation.traffic
         self.folder.metrics.append_bytes(round_number, up=traffic.up - up, down=traffic.down - down)
+        if simulation.protection is not None:
+            self._replies = simulation.protection.replies.tolist()
+            self._record_epsilon(round_number, simulation.protection.epsilon(self.trainers))
         self.folder.timings.append(round_number, training=trained - began, evaluation=time.perf_counter() - trained)
         self.completed = round_number
-        if round_number % self.config.checkpoint_every == 0 or round_number == self.config.rounds:
-            self._checkpoint()
         return mean
 
     def _record(self, round_number: int, scores: list[Score]) -> None:
@@ -210,6 +226,10 @@ class Experiment:
                 score.values[keep].cpu().numpy(),
                 score.clients[keep].cpu().numpy(),
             )
+
+    def _record_epsilon(self, round_number: int, epsilon: float) -> None:
+        if math.isfinite(epsilon):  # without noise there is no bound
+            self.folder.metrics.append(round_number, "federation", "server", "epsilon", [epsilon], [EVERYONE])
 
     def _record_info(self, round_number: int, info: Info, cohort: Tensor) -> None:
         for name, value in info.items():
@@ -285,7 +305,7 @@ def _enough_memory() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # PyTorch has no type of its own for a CPU without memory
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             raise ConfigError(
-                "there is too little memory: begin a new run with a smaller --chunk, a smaller model or fewer clients"
+                "there is too little memory: begin anew with --keep disk, a smaller --chunk or model, or fewer clients"
             ) from error
         raise
 
@@ -338,7 +358,7 @@ def begin(config: ExperimentConfig, path: Path, data_dir: Path | None = None) ->
         raise RunFolderError(f"{path} holds a run already: choose another --out, or `coterie resume {path}`")
     config = config.model_copy(update={"device": str(config.torch_device())})
     with _enough_memory(), threads(config.threads), contextlib.ExitStack() as on_failure:
-        parts = assemble(config, data_dir)
+        parts = assemble(config, data_dir, None, path)
         folder = RunFolder.create(path, config.plain())
         on_failure.callback(folder.close)
         folder.write_shares(parts.world.holdings())
@@ -349,7 +369,8 @@ def begin(config: ExperimentConfig, path: Path, data_dir: Path | None = None) ->
 
 
 def _choices(parts: Assembly, data_dir: Path | None) -> dict[str, Any]:
-    return parts.engine.choices | ({} if data_dir is None else {"data_dir": str(data_dir.expanduser().absolute())})
+    chosen = parts.engine.choices | {"keep": parts.simulation.keeper.keep}
+    return chosen | ({} if data_dir is None else {"data_dir": str(data_dir.expanduser().absolute())})
 
 
 def resume(path: Path, data_dir: Path | None = None) -> Experiment:
@@ -381,7 +402,7 @@ def resume(path: Path, data_dir: Path | None = None) -> Experiment:
         if data_dir is None and "data_dir" in choices:
             data_dir = Path(choices["data_dir"])
         with _enough_memory(), threads(config.threads or choices.get("threads")):
-            parts = assemble(config, data_dir, choices)
+            parts = assemble(config, data_dir, choices, path)
             if not choices:
                 folder.write_shares(parts.world.holdings())
                 folder.write_choices(_choices(parts, data_dir))

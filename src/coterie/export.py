@@ -5,12 +5,17 @@
     model.safetensors   the parameters
     model.json          what it is: the run, the client, its inputs and outputs, what was measured of it
     load_model.py       a few lines of Python that rebuild the module and load it
+    model.onnx          the module for other programs, where it was asked for
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
+import json
+import logging
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,6 +30,7 @@ from coterie.engines.store import Split
 from coterie.errors import CheckpointError, ConfigError, RunFolderError
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_validation
+from coterie.problems import StreamDropout
 from coterie.results import Result
 from coterie.rows import Rows
 from coterie.storage import RunFolder
@@ -73,11 +79,14 @@ class Exported:
         The Python file that loads them.
     about
         What is known of the model, as in the JSON file.
+    onnx
+        The module as an ONNX file, where it was asked for.
     """
 
     model: Path
     loader: Path
     about: dict[str, Any]
+    onnx: Path | None = None
 
 
 def kind(name: str | None) -> Kind | None:
@@ -113,6 +122,7 @@ def export(
     out: str | os.PathLike[str] = "model.safetensors",
     *,
     best: Kind | None = None,
+    onnx: bool = False,
     data_dir: str | os.PathLike[str] | None = None,
 ) -> Exported:
     """Write one client's model after the last round.
@@ -130,6 +140,9 @@ def export(
         The file for the parameters; the others are put beside it.
     best
         Which model; by default the personal one, or the global one of a method that has no other.
+    onnx
+        Write the module as an ONNX file too. It takes any number of scaled samples as ``x`` and gives ``outputs``, as
+        the module does, and holds what is known of the model under ``coterie`` in its metadata.
     data_dir
         Where data sets lie; by default where they lay.
 
@@ -145,7 +158,10 @@ def export(
     """
     model = Path(out)
     loader, about = model.with_name(f"load_{model.stem}.py"), model.with_suffix(".json")
-    _refuse_places(model, loader, about)
+    graph = model.with_suffix(".onnx") if onnx else None
+    _refuse_places(model, loader, about, *([graph] if graph else []))
+    if graph:
+        _refuse_without_onnx()
     result = Result(run)
     config, summary = from_mapping(result.config), result.summary
     if not 0 <= client < config.clients:
@@ -183,13 +199,15 @@ def export(
         "dtype": config.dtype,
         "test": _measured(result, client, recorded),
     }
+    if graph:
+        _write_onnx(module, facts, graph)
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
     with replacing(model) as draft:
         save_file(tensors, draft)
     write_json(about, facts)
     words = {**facts, "name": model.name, "input_shape": dataset.input_shape}
     write_text(loader, _LOADER.format(**words))
-    return Exported(model, loader, facts)
+    return Exported(model, loader, facts, graph)
 
 
 def _refuse_places(*places: Path) -> None:
@@ -202,20 +220,66 @@ def _refuse_places(*places: Path) -> None:
         raise RunFolderError(f"there is no folder {places[0].parent}: make it, or choose another --out")
 
 
+def _refuse_without_onnx() -> None:
+    for package in ("onnx", "onnxscript"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ConfigError(f"onnx needs {package}, which is not installed: install coterie[onnx]") from error
+
+
+def _write_onnx(module: nn.Module, facts: dict[str, Any], path: Path) -> None:
+    plain = copy.deepcopy(module).cpu().eval()
+    for parent in list(plain.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, StreamDropout):  # which does nothing in evaluation, by arithmetic that ONNX has not
+                setattr(parent, name, nn.Identity())
+    # Two samples and not one: an axis of length one would be taken for one that never changes.
+    example = torch.zeros(2, *facts["input_shape"], dtype=getattr(torch, facts["dtype"]))
+    noisy = logging.getLogger("torch.onnx")
+    level = noisy.level
+    try:
+        noisy.setLevel(logging.ERROR)  # it warns of packages that it could use and does not need
+        with warnings.catch_warnings(action="ignore"):
+            program = torch.onnx.export(
+                plain,
+                (example,),
+                dynamo=True,
+                input_names=["x"],
+                output_names=["outputs"],
+                dynamic_shapes=({0: torch.export.Dim("samples")},),
+                verbose=False,
+            )
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = (str(cause).splitlines() or [type(cause).__name__])[0]
+        raise ConfigError(f"the model {facts['model']!r} cannot be written as ONNX ({reason})") from error
+    finally:
+        noisy.setLevel(level)
+    if program is None:
+        raise ConfigError(f"the model {facts['model']!r} cannot be written as ONNX")
+    program.model.metadata_props["coterie"] = json.dumps(facts)
+    with replacing(path) as draft:
+        program.save(str(draft))
+
+
 def _restored(path: Path, config: ExperimentConfig, data_dir: Path | None) -> tuple[Assembly, int]:
     """Put everything together as it was after the last round, and give that round."""
     with RunFolder.open(path) as folder:
         choices = folder.choices
         if data_dir is None and "data_dir" in choices:
             data_dir = Path(choices["data_dir"])
-        parts = assemble(config, data_dir, choices)
-        found = folder.checkpoints.latest(parts.engine.device)
+        parts = assemble(config, data_dir, choices, path)
+        simulation = parts.simulation
+        places = {"server": simulation.server, "clients": simulation.clients.rows}
+        found = folder.checkpoints.latest(parts.engine.device, places)
     if found is None or found.round != config.rounds:
         raise CheckpointError(f"the run in {path} has no checkpoint of its last round: its models are lost")
     for what, digest in parts.fingerprint.items():
         if found.extra.get(what) != digest:
             raise CheckpointError(f"the {what} is not what the run in {path} began with: put the old {what} back")
-    simulation = parts.simulation
     simulation.server, simulation.clients.rows, simulation.round = found.server, found.clients, found.round
     return parts, found.round
 
@@ -227,9 +291,11 @@ def _rows(parts: Assembly, client: int, kind: str, last: int) -> tuple[Rows | No
         return simulation.algorithm.global_model(simulation.server), "global"
     if not simulation.algorithm.has_personal:
         return None, kind
-    # All clients at once, as in the evaluation whose numbers these are.
+    # With all clients of its block, as in the evaluation whose numbers these are.
     away = client in roles.newcomers.tolist()
     clients = (roles.newcomers if away else roles.trainers).to(parts.engine.device)
+    if not away:
+        clients = next(block for block in simulation.blocks(clients) if bool((block == client).any()))
     with torch.no_grad():
         made = (
             simulation.adapt(clients, last, parts.scorer.adapt_rounds) if away else simulation.personal(clients, last)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie import randomness
+from coterie import kernels, randomness
 from coterie.errors import ConfigError, ModelError, UnknownName
 from coterie.rows import Layout
 
@@ -95,10 +95,40 @@ class StreamDropout(nn.Module):
         """
         count = x.shape[key.dim() :].numel()
         drawn = randomness.lanes(randomness.fold_in(key, self.number), count)
-        scale = 1.0 / (1.0 - self.p) if self.p < 1 else 0.0  # as torch has it: p = 1 drops everything
-        kept = (drawn >= round(self.p * 2**16) - 2**15).view(x.shape).to(x.dtype) * scale
+        kept = (drawn >= self._threshold).view(x.shape).to(x.dtype) * self._scale
         idle = (key == 0).view(*key.shape, *(1,) * (x.dim() - key.dim()))
         return torch.where(idle, torch.ones_like(kept), kept)
+
+    def dropped(self, key: Tensor, x: Tensor) -> Tensor:
+        """Drop elements of many clients' batches.
+
+        Parameters
+        ----------
+        key
+            Keys, one a client.
+        x
+            Activations of all of them, client after client.
+
+        Returns
+        -------
+        Tensor
+            As :meth:`forward` gives them, for each client with its own key.
+        """
+        if not kernels.usable(x):
+            return x * self.factors(key, x.unflatten(0, (len(key), -1))).flatten(0, 1)
+        from coterie.kernels.dropping import Draw, drop
+
+        constants = (randomness.GOLDEN, randomness.MIX_1, randomness.MIX_2)
+        draw = Draw(self._threshold, self._scale, constants)
+        return drop(x, randomness.fold_in(key, self.number), key, draw)
+
+    @property
+    def _threshold(self) -> int:
+        return round(self.p * 2**16) - 2**15
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 / (1.0 - self.p) if self.p < 1 else 0.0  # as torch has it: p = 1 drops everything
 
     def extra_repr(self) -> str:
         """Show the probability, as ``nn.Dropout`` does.

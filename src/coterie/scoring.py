@@ -11,7 +11,7 @@ from coterie.engines.simulation import Simulation
 from coterie.engines.store import Split
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_oracle, hybrid_validation
-from coterie.rows import Rows
+from coterie.rows import Rows, take_rows
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,14 @@ class Score:
     metric: str
     values: Tensor
     clients: Tensor
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the models should give for some clients' samples of a split: the same in every round, so made once."""
+
+    targets: Tensor  # of all samples, client after client
+    offsets: Tensor  # where each client's samples begin, and the last one's end
 
 
 class Scorer:
@@ -67,6 +75,9 @@ class Scorer:
         self.simulation, self.clients, self.newcomers = simulation, clients, newcomers
         self.splits, self.adapt_rounds = splits, adapt_rounds
         self.primary = simulation.engine.problem.metrics[0]
+        self._everyone = torch.cat([clients, newcomers]).sort().values if len(newcomers) else clients
+        self._blocks = simulation.blocks(clients)
+        self._known: dict[tuple[Split, int], _Wanted | None] = {}
 
     def scores(self, round_number: int) -> list[Score]:
         """Evaluate every model on every client's own samples.
@@ -84,14 +95,14 @@ class Scorer:
         simulation, algorithm = self.simulation, self.simulation.algorithm
         scores: list[Score] = []
         if algorithm.has_personal:
-            personal = simulation.personal(self.clients, round_number)
-            scores += self._of("personal", personal, self.clients)
+            made = simulation.personal_blocks(self._blocks, round_number)
+            scores += self._joined([self._of("personal", rows, block) for block, rows in made])
         shared = algorithm.global_model(simulation.server)
-        everyone = torch.cat([self.clients, self.newcomers]).sort().values
         if shared is not None:
-            scores += self._of("global", shared, everyone, shared=True)
+            scores += self._of("global", shared, self._everyone, shared=True)
         for name, rows in algorithm.other_models(simulation.server).items():
-            scores += self._of(name, {key: value[self.clients] for key, value in rows.items()}, self.clients)
+            some = ({key: take_rows(value, block) for key, value in rows.items()} for block in self._blocks)
+            scores += self._joined([self._of(name, one, block) for one, block in zip(some, self._blocks, strict=True)])
         if algorithm.has_hybrid and algorithm.has_personal and shared is not None:
             scores += self._hybrid(scores)
         if len(self.newcomers) and algorithm.has_personal:
@@ -103,18 +114,44 @@ class Scorer:
         engine = self.simulation.engine
         scores = []
         for split in self.splits:
-            sizes = engine.sizes[split][clients]
-            if not int(sizes.sum()):
+            wanted = self._wanted(split, clients)
+            if wanted is None:
                 continue
             outputs = engine.predict(self.simulation.algorithm.predict, rows, clients, split, shared)
-            offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-            targets = engine.samples.y[engine.samples.flat_index(clients, split)]
-            losses = engine.problem.loss(outputs, targets).double()
-            values = {"loss": metric_table.segment_mean(losses, offsets)}
+            losses = engine.problem.loss(outputs, wanted.targets).double()
+            values = {"loss": metric_table.segment_mean(losses, wanted.offsets)}
             for metric in engine.problem.metrics:
-                values[metric] = metric_table.per_client(metric, outputs, targets, offsets)
+                values[metric] = metric_table.per_client(metric, outputs, wanted.targets, wanted.offsets)
             scores += [Score(model, split, metric, value, clients) for metric, value in values.items()]
         return scores
+
+    def _joined(self, parts: list[list[Score]]) -> list[Score]:
+        """Put the scores of all blocks of clients together; of a block without samples there are none."""
+        if len(parts) == 1:
+            return parts[0]
+        found = [{(score.model, score.split, score.metric): score for score in part} for part in parts]
+        names = {name: None for part in found for name in part}
+        out = []
+        for name in names:
+            missing = (torch.full_like(block, torch.nan, dtype=torch.float64) for block in self._blocks)
+            values = [part[name].values if name in part else none for part, none in zip(found, missing, strict=True)]
+            out.append(Score(*name, torch.cat(values), self.clients))
+        return out
+
+    def _wanted(self, split: Split, clients: Tensor) -> _Wanted | None:
+        """Give what is wanted of some clients' samples, ``None`` if they have none; for all of a block made once."""
+        kinds = (*self._blocks, self._everyone, self.newcomers)
+        key = next(((split, number) for number, kind in enumerate(kinds) if kind is clients), None)
+        if key is not None and key in self._known:
+            return self._known[key]
+        engine = self.simulation.engine
+        sizes = engine.sizes[split][clients]
+        targets = engine.samples.y[engine.samples.flat_index(clients, split)]
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        found = _Wanted(targets, offsets) if len(targets) else None
+        if key is not None:
+            self._known[key] = found
+        return found
 
     def _hybrid(self, scores: list[Score]) -> list[Score]:
         trained = {(score.model, score.split, score.metric): self._of_trainers(score) for score in scores}

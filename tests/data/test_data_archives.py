@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -361,3 +362,18 @@ def test_femnist_says_how_to_come_by_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"FEMNIST/train.*LEAF"):
         data.load("femnist", data_dir=tmp_path)
     assert Femnist.by_hand
+
+
+def test_absent_says_what_is_missing_without_reading_it(tmp_path: Path) -> None:
+    for name, said in (
+        ("mnist", r"'mnist' needs the file .*train-images.*coterie data fetch mnist"),
+        ("emnist:split=letters", r"'emnist' needs the file .*emnist-letters-train-images"),
+        ("medical_mnist", r"'medical_mnist' needs .*MedicalMNIST/AbdomenCT"),
+        ("femnist", r"'femnist' needs .*FEMNIST/train.*LEAF"),
+    ):
+        assert re.search(said, data.absent(name, tmp_path))
+    assert data.absent("digits", tmp_path) == data.absent("synthetic:clients=3", tmp_path) == ""
+    (tmp_path / "EMNIST/raw").mkdir(parents=True)
+    for name in Emnist.files_of("letters"):
+        (tmp_path / "EMNIST/raw" / f"{name}.gz").write_bytes(b"not looked at")
+    assert data.absent("emnist:split=letters", tmp_path) == "" != data.absent("emnist", tmp_path)

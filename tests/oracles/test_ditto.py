@@ -30,6 +30,16 @@ def test_the_global_model_is_fedavgs_whatever_lambda(lam: float) -> None:
     assert torch.equal(fedavg.server["w"], ditto.server["w"])
 
 
+def test_one_local_step_on_all_samples_is_fedsgd() -> None:
+    """``w ← w − η Σ_i p_i ∇f_i(w)``, however many epochs the personal model trains."""
+    settings = {"lr": 0.1, "batch_size": 0}
+    ditto = played("ditto", settings | {"local_epochs": 3, "local_steps": 1})
+    torch.testing.assert_close(ditto.server["w"], played("fedavg", settings | {"local_epochs": 1}).server["w"])
+    three = played("ditto", settings | {"local_epochs": 1, "local_steps": 3})
+    torch.testing.assert_close(three.server["w"], played("fedavg", settings | {"local_epochs": 3}).server["w"])
+    assert not torch.allclose(ditto.clients.rows["v"], three.clients.rows["v"])
+
+
 def test_without_pull_personal_models_are_local() -> None:
     # On full batches, as the personal model sees other shuffles than Local's.
     settings = LOCAL | {"batch_size": 0}

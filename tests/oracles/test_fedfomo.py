@@ -194,7 +194,8 @@ def test_a_candidate_that_diverged_is_ignored() -> None:
 
 def knowing(affinity: Tensor) -> dict[str, Tensor]:
     """The server's state when everybody has taken part."""
-    return {"affinity": affinity, "seen": torch.ones(len(affinity), dtype=torch.bool)}
+    seen = torch.ones(len(affinity), dtype=torch.bool)
+    return {"affinity": affinity, "seen": seen, "members": torch.arange(len(affinity))}
 
 
 def cohort_of(clients: list[int], total: int, number: int, seed: int = 1) -> Cohort:
@@ -256,6 +257,27 @@ def test_clients_that_never_took_part_come_last(epsilon: float) -> None:
     for seed in range(20):
         chosen = method.choose(simulation.server, cohort_of([0, 1, 3], 5, 2, seed)).tolist()
         assert set(chosen[0]) < {1, 3, 4} and chosen[1:] == [[3, 4], [1, 4]]
+
+
+def test_clients_held_out_are_sent_to_nobody_and_hear_the_members() -> None:
+    members, newcomers = [0, 2, 4], [1, 3]
+    samples = samples_of(data(SIZES), validation=data((3,) * 5, "validation"))
+    algorithm = registry.make("fedfomo", FULL | {"candidates": 4, "epsilon": 1.0, "epsilon_decay": 0.0})
+    whole = simulate(algorithm, samples, linear_regression(FEATURES))
+    simulation = Simulation(algorithm, whole.engine, members=torch.tensor(members))
+    assert isinstance(algorithm, FedFomo)
+    for number in (1, 2):
+        info = simulation.play_round(torch.tensor(members), number)
+        chosen = algorithm.choose(simulation.server, cohort_of(members, 5, number)).tolist()
+        assert chosen == [[2, 4], [0, 4], [0, 2]]  # and not four, two of which would be nobody's
+        weights = info["weights"]
+        assert isinstance(weights, Weights) and not weights.values[:, newcomers].any()
+    assert simulation.traffic.down == 2 * 3 * 2 * 8 * FEATURES
+    heard = algorithm.choose(simulation.server, cohort_of(newcomers, 5, 3)).tolist()
+    assert heard == [members, members]
+    before = simulation.server["w"].clone()
+    adapted = simulation.adapt(torch.tensor(newcomers), 2, 2)["w"]
+    assert adapted.shape == (2, FEATURES) and torch.equal(simulation.server["w"], before)
 
 
 def test_only_those_who_replied_change_what_the_server_knows() -> None:

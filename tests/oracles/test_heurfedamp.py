@@ -200,6 +200,13 @@ def test_only_members_speak(own: float | list[float], monkeypatch: pytest.Monkey
         np.testing.assert_allclose(row(simulation.clients.rows["w"]), hand.w, rtol=0, atol=1e-12)
 
 
+def test_the_server_keeps_only_what_the_next_round_needs() -> None:
+    simulation = make(LOCAL)
+    assert simulation.server.keys() == {"w", "u", "members"}
+    simulation.play_round(torch.arange(5), 1)
+    assert simulation.server.keys() == {"w", "u", "members"}
+
+
 def test_newcomers_listen_to_the_members_and_to_themselves() -> None:
     members, newcomers, prox, lr = [0, 2, 3], [1, 4], 1.0, 0.1
     settings = {"prox": prox, "lr": lr, "batch_size": 0, "local_epochs": 1, "sigma": 5.0}

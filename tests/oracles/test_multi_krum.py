@@ -178,6 +178,36 @@ def test_fedavgs_robust_aggregators_bound_what_two_of_seven_can_do(aggregator: s
     assert (found <= honest.max(0) + 1e-12).all()
 
 
+@pytest.mark.parametrize(
+    ("aggregator", "left", "assumed", "expected"),
+    [
+        ("trimmed_mean", 4, 1, lambda models: np.sort(models, axis=0)[1:-1].mean(0)),
+        ("trimmed_mean", 2, 0, lambda models: models.mean(0)),
+        ("krum", 5, 1, lambda models: models[krum_scores(models, 1).argmin()]),
+        ("krum", 3, 0, lambda models: models[krum_scores(models, 0).argmin()]),
+        ("krum", 2, 0, lambda models: models.mean(0)),
+        ("multi_krum", 5, 1, lambda models: models[np.argsort(krum_scores(models, 1))[:4]].mean(0)),
+        ("multi_krum", 1, 0, lambda models: models.mean(0)),
+    ],
+)
+def test_lost_replies_lower_what_fedavg_assumes_and_do_not_end_a_run(
+    aggregator: str, left: int, assumed: int, expected: Callable[[Array], Array]
+) -> None:
+    problem = Quadratics.drawn(9, 7, spread=3.0)
+    settings = LOCAL | {"aggregator": aggregator, "byzantine": 2}
+
+    def lost(clients: Tensor, call: Call) -> Tensor:
+        return (clients >= left) & (call.round == 2)
+
+    simulation = simulate("fedavg", problem.samples(), linear_regression(6), settings=settings, lost=lost)
+    info = simulation.play_round(everyone(simulation), 1)
+    assert (info["hostile"], info["guaranteed"]) == (2, 1)
+    w = simulation.server["w"].numpy()
+    info = simulation.play_round(everyone(simulation), 2)
+    assert (info["hostile"], info["guaranteed"]) == (assumed, 0)
+    np.testing.assert_allclose(simulation.server["w"].numpy(), expected(trained(problem, w)[:left]), rtol=0, atol=1e-12)
+
+
 def test_an_aggregator_that_does_not_exist_or_ignores_byzantine_is_refused() -> None:
     with pytest.raises(ConfigError, match="aggregator is 'krumm'"):
         registry.make("fedavg", {"aggregator": "krumm"})

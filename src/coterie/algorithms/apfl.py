@@ -111,8 +111,7 @@ class APFL(FedAvg):
 
     def init(self, start: Start) -> tuple[State, Rows]:
         """One model for all; see :meth:`Algorithm.init`."""
-        v = start.rows()
-        return {"w": start.row}, {"v": v, "alpha": torch.full_like(v[:, :1], self.alpha)}
+        return {"w": start.row}, {"v": start.rows(), "alpha": start.rows(start.row.new_full((1,), self.alpha))}
 
     def tasks(self) -> dict[str, Task]:
         """Training of both models; see :meth:`Algorithm.tasks`."""

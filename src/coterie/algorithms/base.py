@@ -164,6 +164,11 @@ class Algorithm(BaseModel, abc.ABC):
         """
         return {"w": state["w"]}
 
+    @property
+    def evaluated_together(self) -> bool:
+        """Whether a client's personal model depends on who else is evaluated, so that all are made at once."""
+        return False
+
     def global_model(self, server: State) -> Rows | None:
         """Give the global model, if there is one.
 

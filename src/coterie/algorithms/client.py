@@ -6,9 +6,9 @@ A simulation hands a task the rows of a whole cohort; a real node hands it one.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -328,6 +328,10 @@ class Task(abc.ABC):
 
     Every method is pure: it returns new rows and leaves what it was given as it was.
     """
+
+    references: ClassVar[Mapping[str, str | None]] = {}
+    """For a tensor of the reply, the tensor of the message of which it is a changed copy; ``None`` for a gradient, a
+    difference or a number. By default that of the same name. Clipping (:mod:`coterie.privacy`) is of the change."""
 
     @abc.abstractmethod
     def start(self, here: Here, state: Rows, message: Rows) -> Rows:

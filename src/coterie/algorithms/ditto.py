@@ -15,6 +15,8 @@ Departures from the paper
 
 - C-F19: the client's copy of the global model starts from ``w`` in every round; in a published comparison it did not.
 - ``E_v`` and ``η_v`` are E and η unless given. The paper's program takes ``personal_epochs=2`` and λ among .1, 1 and 2.
+- ``local_steps`` counts the steps of ``w_i`` instead of E: with 1, both ``w_i`` and ``w`` change once a round, as in
+  FLAME's comparison.
 """
 
 from __future__ import annotations
@@ -83,6 +85,9 @@ class Ditto(FedAvg):
         None, ge=1, description="epochs of the personal model; local_epochs if not given"
     )
     personal_lr: float | None = Field(None, ge=0, description="learning rate of the personal model; lr if not given")
+    local_steps: int | None = Field(
+        None, ge=1, description="minibatches of the global model in a round, instead of local_epochs"
+    )
 
     @model_validator(mode="after")
     def _stable(self) -> Ditto:
@@ -102,7 +107,7 @@ class Ditto(FedAvg):
         """Training of both models; see :meth:`Algorithm.tasks`."""
         task = DittoTraining(
             self.stepper,
-            self.minibatches,
+            Minibatches(self.batch_size, self.local_epochs, steps=self.local_steps),
             personal_optimiser=replace(self.stepper, lr=self._personal_lr),
             personal_data=Minibatches(self.batch_size, self.personal_epochs or self.local_epochs),
             lam=self.lam,

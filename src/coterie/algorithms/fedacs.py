@@ -32,7 +32,7 @@ from pydantic import Field
 
 from coterie.algorithms.base import Ask, Cohort, Message, Round, Start, State, Task, Weights
 from coterie.algorithms.local_training import LocalTraining, ProximalTraining
-from coterie.rows import Rows, mix, put_rows
+from coterie.rows import Rows, mix, put_rows, take_rows
 from coterie.server_math.attention import fedacs_weights
 
 
@@ -62,8 +62,9 @@ class FedACS(LocalTraining):
         """Select and average for each client, send each its own; see :meth:`Algorithm.round`."""
         w, clients = server["w"], cohort.clients
         pool = clients if self.pool == "cohort" else torch.cat([server["members"], clients]).unique()
-        a = fedacs_weights(w[pool], self.p, offdiag=self.offdiag)[torch.searchsorted(pool, clients)]
-        replies = yield Ask("train", Message(each={"w": mix(a, w[pool])}))
+        models = take_rows(w, pool)
+        a = fedacs_weights(models, self.p, offdiag=self.offdiag)[torch.searchsorted(pool, clients)]
+        replies = yield Ask("train", Message(each={"w": mix(a, models)}))
         new = {"w": put_rows(w, replies.clients, replies["w"]), "members": server["members"]}
         return new, {"weights": Weights(a, clients, pool)}
 
@@ -71,4 +72,4 @@ class FedACS(LocalTraining):
         """Give the mean of the members' personal models, which is derived: the method has no global model."""
         w, members = server["w"], server["members"]
         share = w.new_zeros(len(w)).index_fill(0, members, 1 / len(members))
-        return {"w": share @ w}
+        return {"w": mix(share, w)}

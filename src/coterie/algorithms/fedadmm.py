@@ -25,6 +25,7 @@ Departures from the paper
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -43,6 +44,8 @@ class LagrangianTraining(ProximalTraining):
 
     The client's state holds ``w`` and ``pi``; the message holds ``w``, the reply ``delta``.
     """
+
+    references: ClassVar[Mapping[str, str | None]] = {"delta": None}
 
     def augmented(self, w: Tensor, pi: Tensor) -> Tensor:
         """Give ``w_i + π_i/ρ``.
@@ -104,8 +107,7 @@ class FedADMM(GlobalTraining):
 
     def init(self, start: Start) -> tuple[State, Rows]:
         """One model for all and no duals; see :meth:`Algorithm.init`."""
-        w = start.rows()
-        return {"w": start.row}, {"w": w, "pi": torch.zeros_like(w)}
+        return {"w": start.row}, {"w": start.rows(), "pi": start.rows(torch.zeros_like(start.row))}
 
     def tasks(self) -> dict[str, Task]:
         """Training on the augmented Lagrangian; see :meth:`Algorithm.tasks`."""

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Info, Message, Round, Start, State, Task, Weights
 from coterie.algorithms.local_training import LocalTraining, ProximalTraining, refuse_unstable
-from coterie.rows import Rows, mix, put_rows, squared_distances
+from coterie.rows import Rows, distances_from, mix, put_rows, squared_distances
 from coterie.server_math.attention import fedamp_weights, median_squared_distance
 
 
@@ -52,10 +52,13 @@ class MessagePassing(LocalTraining):
 
     def init(self, start: Start) -> tuple[State, Rows]:
         """Let the server keep every client's last model and cloud model; see :meth:`Algorithm.init`."""
-        w = start.rows() if self.common_start else torch.stack([start.fresh(i) for i in range(start.clients)])
-        sigma = torch.ones((), dtype=torch.float64, device=w.device)
+        w, u, own = (start.rows() for _ in range(3))
+        if not self.common_start:
+            fresh = torch.stack([start.fresh(client) for client in range(start.clients)])
+            everyone = torch.arange(start.clients, device=fresh.device)
+            w, u, own = (put_rows(rows, everyone, fresh) for rows in (w, u, own))
         members = torch.arange(start.clients, device=w.device) if start.members is None else start.members
-        return {"w": w, "u": w.clone(), "sigma": sigma, "members": members}, {"w": w.clone()}
+        return {"w": w, "u": u, "members": members}, {"w": own}
 
     def tasks(self) -> dict[str, Task]:
         """Training towards the cloud model; see :meth:`Algorithm.tasks`."""
@@ -63,7 +66,7 @@ class MessagePassing(LocalTraining):
         return {"train": ProximalTraining(self.stepper, self.minibatches, prox=self.prox, from_own=own)}
 
     @abc.abstractmethod
-    def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor, Info]:
+    def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, State, Info]:
         """Weigh, for each client of the cohort, itself and the members.
 
         Parameters
@@ -78,24 +81,23 @@ class MessagePassing(LocalTraining):
         Returns
         -------
         tuple
-            Weights ``[cohort, clients]``, 0 for others than members, the scale σ they were taken with, and what else
-            to record.
+            Weights ``[cohort, clients]``, 0 for others than members, what the server keeps of how they were taken, and
+            what else to record.
         """
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Make cloud models, send each its own, keep what comes back; see :meth:`Algorithm.round`."""
         w = server["w"]
-        xi, sigma, info = self.attention(w, server["members"], cohort)
+        xi, kept, info = self.attention(w, server["members"], cohort)
         u = mix(xi, w)
         replies = yield Ask("train", Message(each={"w": u}))
         everyone = torch.arange(cohort.total, device=w.device)
         new = {
             "w": put_rows(w, replies.clients, replies["w"]),
             "u": put_rows(server["u"], cohort.clients, u),
-            "sigma": sigma,
             "members": server["members"],
         }
-        return new, {"weights": Weights(xi, cohort.clients, everyone), **info}
+        return new | kept, {"weights": Weights(xi, cohort.clients, everyone), **info}
 
     def other_models(self, server: State) -> dict[str, Rows]:
         """Give the cloud models; see :meth:`Algorithm.other_models`."""
@@ -114,16 +116,23 @@ class FedAMP(MessagePassing):
     guard: bool = Field(True, description="keep self weights at xi_min or above")
     xi_min: float = Field(0.0, ge=0, le=1, description="least self weight under the guard")
 
-    def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor, Info]:
+    def init(self, start: Start) -> tuple[State, Rows]:
+        """Keep the scale σ beside the models; see :meth:`MessagePassing.init`."""
+        server, clients = super().init(start)
+        return server | {"sigma": torch.ones((), dtype=torch.float64, device=start.row.device)}, clients
+
+    def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, State, Info]:
         """Weigh by ``κ exp(−|w_i − w_j|²/σ)``; see :meth:`MessagePassing.attention`."""
-        apart = squared_distances(w)
+        mine = cohort.clients
         if self.sigma is None:
+            apart = squared_distances(w)
             sigma = median_squared_distance(w, distances=apart[members][:, members])
+            own = apart[mine]
         else:
             sigma = torch.tensor(self.sigma, dtype=torch.float64, device=w.device)
+            own = distances_from(w, mine)
         kappa = 2 / len(members) if self.kappa is None else self.kappa
-        mine, own = cohort.clients, apart[cohort.clients]
         # Who does not speak is infinitely far from everybody.
         heard = torch.full_like(own, torch.inf).index_copy(1, members, own[:, members])
         xi, guarded = fedamp_weights(w, kappa, sigma, self.guard, self.xi_min, rows=mine, distances=heard)
-        return xi, sigma, {"guarded": torch.tensor(float(guarded))}
+        return xi, {"sigma": sigma}, {"guarded": torch.tensor(float(guarded))}

@@ -11,19 +11,23 @@ decentralized data", AISTATS 2017.
 The global model is ``w``. A client's personal model is its ``w_i`` of its last participation, before aggregation.
 
 Departures from the paper: none. The shares ``p_i`` are taken anew each round over those that replied; ``aggregator``
-offers robust means in place of the weighted one.
+offers robust means in place of the weighted one. Replies may be lost at any time, and that must not end a run: where
+too few are left for ``byzantine``, as many are assumed malicious as can be, and the round reports ``guaranteed = 0``.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from coterie.algorithms.base import Ask, Cohort, Message, Round, State
+from coterie.algorithms.base import Ask, Cohort, Info, Message, Round, State
 from coterie.algorithms.local_training import GlobalTraining
-from coterie.server_math.robust import aggregate
+from coterie.server_math.robust import aggregate, mean, tolerated
+
+_WITHOUT_F = ("mean", "median")
 
 
 class FedAvg(GlobalTraining):
@@ -40,14 +44,14 @@ class FedAvg(GlobalTraining):
 
     @model_validator(mode="after")
     def _byzantine_has_a_use(self) -> FedAvg:
-        if self.byzantine and self.aggregator in ("mean", "median"):
+        if self.byzantine and self.aggregator in _WITHOUT_F:
             raise ValueError(f"byzantine={self.byzantine} has no effect with aggregator={self.aggregator}")
         return self
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Broadcast, train, average; see :meth:`Algorithm.round`."""
         replies = yield Ask("train", Message(shared={"w": server["w"]}))
-        return {"w": self.join(replies["w"], cohort.shares(replies.clients))}, {}
+        return {"w": self.join(replies["w"], cohort.shares(replies.clients))}, self.standing(len(replies))
 
     def join(self, models: Tensor, shares: Tensor) -> Tensor:
         """Join the clients' models into one.
@@ -64,5 +68,32 @@ class FedAvg(GlobalTraining):
         Tensor
             One model ``[parameters]``.
         """
-        options = {} if self.aggregator in ("mean", "median") else {"f": self.byzantine}
-        return aggregate(self.aggregator, models, shares, **options)
+        if self.aggregator in _WITHOUT_F:
+            return aggregate(self.aggregator, models, shares)
+        if len(models) < 3 and self.aggregator != "trimmed_mean":
+            return mean(models)  # Krum has nothing to choose by
+        return aggregate(self.aggregator, models, shares, f=self._assumed(len(models)))
+
+    def standing(self, count: int) -> Info:
+        """Say what the robust aggregators could promise in a round.
+
+        Parameters
+        ----------
+        count
+            How many clients replied.
+
+        Returns
+        -------
+        Info
+            How many were assumed malicious, and whether those were as many as was asked for.
+        """
+        if self.aggregator in _WITHOUT_F:
+            return {}
+        assumed = self._assumed(count)
+        return {
+            "hostile": torch.tensor(float(assumed)),
+            "guaranteed": torch.tensor(float(assumed == self.byzantine)),
+        }
+
+    def _assumed(self, count: int) -> int:
+        return min(self.byzantine, tolerated(self.aggregator, count))

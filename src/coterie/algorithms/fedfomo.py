@@ -22,12 +22,13 @@ Departures from the paper
   always takes the M largest.
 - The validation samples are the experiment's (``validation``, a tenth of the training samples by default; the paper
   takes a fifth). A client that has none keeps its model and trains it.
-- An absent client's last model may still be sent to others. Models of clients that never took part are sent only where
-  there are too few others: they are the common initial one.
+- An absent client's last model may still be sent to others. Models of clients that never took part yet are sent only
+  where there are too few others: they are the common initial one. Those of clients held out of training never are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,7 +39,7 @@ from torch import Tensor
 from coterie import randomness
 from coterie.algorithms.base import Ask, Batch, Cohort, Fold, Here, Message, Round, Start, State, Task, Weights, Whole
 from coterie.algorithms.local_training import LocalTraining, ProximalTraining
-from coterie.rows import Rows, put_rows
+from coterie.rows import Rows, put_rows, take_rows
 from coterie.server_math.fomo import fomo_weights
 from coterie.server_math.robust import mean
 
@@ -46,6 +47,8 @@ from coterie.server_math.robust import mean
 @dataclass(frozen=True)
 class FirstOrderTraining(ProximalTraining):
     """Judge the models one was sent on validation samples, move towards the better ones, then train."""
+
+    references: ClassVar[Mapping[str, str | None]] = {"w": None, "raw": None}
 
     def start(self, here: Here, state: Rows, message: Rows) -> Rows:
         """Set all losses to zero; see :meth:`Task.start`."""
@@ -124,9 +127,11 @@ class FedFomo(LocalTraining):
 
     def init(self, start: Start) -> tuple[State, Rows]:
         """Keep, at the server, every client's last model and who helped whom; see :meth:`Algorithm.init`."""
-        affinity = torch.zeros(start.clients, start.clients, dtype=torch.float64, device=start.row.device)
+        affinity = start.rows(torch.zeros(start.clients, dtype=torch.float64, device=start.row.device))
         seen = torch.zeros(start.clients, dtype=torch.bool, device=start.row.device)
-        return {"w": start.rows(), "affinity": affinity, "seen": seen}, {"w": start.rows()}
+        members = torch.arange(start.clients, device=start.row.device) if start.members is None else start.members
+        server = {"w": start.rows(), "affinity": affinity, "seen": seen, "members": members}
+        return server, {"w": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
         """Judging, moving and training; see :meth:`Algorithm.tasks`."""
@@ -151,19 +156,21 @@ class FedFomo(LocalTraining):
         key = randomness.keys(cohort.seed, "candidates", cohort.round, cohort.clients)
         drawn = randomness.uniform(key, cohort.total + 1)
         explores, order = drawn[:, :1] < epsilon, drawn[:, 1:].argsort(1)
-        value = server["affinity"][cohort.clients].masked_fill(explores, 0.0)
+        value = take_rows(server["affinity"], cohort.clients).masked_fill(explores, 0.0)
         value = value.masked_fill(~server["seen"], -1.0)
+        members = server["members"]  # a client that is held out of training has no model of its own to send
+        value = torch.full_like(value, -torch.inf).index_copy(1, members, value[:, members])
         value = value.scatter(1, cohort.clients.unsqueeze(1), -torch.inf)
         # A stable sort of shuffled columns: the largest first, equal ones in random order.
         best = value.gather(1, order).argsort(dim=1, descending=True, stable=True)
-        count = min(self.candidates, cohort.total - 1)
+        count = min(self.candidates, len(members) - int(torch.isin(cohort.clients, members).any()))
         return order.gather(1, best[:, :count]).sort(1).values
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Send each client its candidates, keep what comes back; see :meth:`Algorithm.round`."""
         w, affinity = server["w"], server["affinity"]
         chosen = self.choose(server, cohort)
-        replies = yield Ask("train", Message(each={"candidates": w[chosen]}))
+        replies = yield Ask("train", Message(each={"candidates": take_rows(w, chosen)}))
         clients, chosen = replies.clients, chosen[cohort.among(replies.clients)]
         # Whatever a client claims, it has helped or it has not.
         raw = replies["raw"].double().nan_to_num(0.0, 0.0, 0.0).clamp_min(0.0)
@@ -173,8 +180,9 @@ class FedFomo(LocalTraining):
         weights = weights.scatter(1, clients.unsqueeze(1), 1 - weights.sum(1, keepdim=True))
         new = {
             "w": put_rows(w, clients, replies["w"]),
-            "affinity": put_rows(affinity, clients, affinity[clients].scatter_add(1, chosen, raw)),
+            "affinity": put_rows(affinity, clients, take_rows(affinity, clients).scatter_add(1, chosen, raw)),
             "seen": put_rows(server["seen"], clients, torch.ones_like(clients)),
+            "members": server["members"],
         }
         return new, {"weights": Weights(weights, clients, torch.arange(cohort.total, device=w.device))}
 

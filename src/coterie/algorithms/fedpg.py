@@ -65,7 +65,7 @@ from coterie.algorithms.base import (
 )
 from coterie.algorithms.fedsgd import FullGradient
 from coterie.algorithms.local_training import Optimiser
-from coterie.rows import Rows, put_rows
+from coterie.rows import Rows, put_rows, take_rows
 from coterie.server_math.common_descent import CommonDescent, common_descent, drift_factors
 
 
@@ -179,12 +179,12 @@ class FedPG(Algorithm):
 
     def init(self, start: Start) -> tuple[State, Rows]:
         """Begin with one model for all and no gradients; see :meth:`Algorithm.init`."""
-        w = start.rows()
-        seen = torch.zeros(start.clients, dtype=torch.int64, device=w.device)
-        return {"w": start.row, "g": torch.zeros_like(w), "seen": seen}, {
-            "w": w,
-            "omega": w.clone(),
-            "g": torch.zeros_like(w),
+        nothing = torch.zeros_like(start.row)
+        seen = torch.zeros(start.clients, dtype=torch.int64, device=start.row.device)
+        return {"w": start.row, "g": start.rows(nothing), "seen": seen}, {
+            "w": start.rows(),
+            "omega": start.rows(),
+            "g": start.rows(nothing),
         }
 
     @property
@@ -217,6 +217,11 @@ class FedPG(Algorithm):
             yield from self._descend(server, cohort)
         return Message()
 
+    @property
+    def evaluated_together(self) -> bool:
+        """With ``fresh``, personal models are made along a direction that is common to all that are evaluated."""
+        return self.fresh
+
     def global_model(self, server: State) -> Rows | None:
         """Give ω; see :meth:`Algorithm.global_model`."""
         return {"w": server["w"]}
@@ -226,7 +231,7 @@ class FedPG(Algorithm):
         w = server["w"]
         online = yield Ask("gradient", Message(shared={"w": w}))
         absent = self.window(server["seen"], online.clients, cohort.round)
-        stale = server["g"][absent]
+        stale = take_rows(server["g"], absent)
         found = common_descent(
             online["g"], online["loss"], stale, fair=self.fair, mean_direction=self.direction == "mean"
         )

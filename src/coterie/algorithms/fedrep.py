@@ -98,7 +98,7 @@ class FedRep(LocalTraining):
         body, head = start.net.columns("body"), start.net.columns("head")
         if not body.size:
             raise ModelError(f"{self.title} shares the body, and this model's has no parameters: use a deeper model")
-        return {"body": body.take(start.row).clone()}, {"head": head.take(start.rows()).clone()}
+        return {"body": body.take(start.row).clone()}, {"head": start.rows(head.take(start.row))}
 
     def tasks(self) -> dict[str, Task]:
         """Training of one part after the other; see :meth:`Algorithm.tasks`."""

@@ -127,7 +127,7 @@ class FedROD(FedAvg):
         """One model for all, and a personal head of zeros for each; see :meth:`Algorithm.init`."""
         require_parts(start, self.title, outputs=2)
         phi = torch.zeros_like(start.net.columns("head").take(start.row))
-        return {"w": start.row}, {"phi": phi.expand(start.clients, -1).clone()}
+        return {"w": start.row}, {"phi": start.rows(phi)}
 
     def tasks(self) -> dict[str, Task]:
         """Training of both predictors; see :meth:`Algorithm.tasks`."""

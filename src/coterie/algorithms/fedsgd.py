@@ -15,6 +15,7 @@ Departures from the paper: gradients are taken in evaluation mode, without dropo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,6 +43,8 @@ from coterie.rows import Rows, mix
 @dataclass(frozen=True)
 class FullGradient(Task):
     """The loss ``f_i(w)`` and its gradient at the model ``w`` of the message, over all training samples."""
+
+    references: ClassVar[Mapping[str, str | None]] = {"g": None, "loss": None}
 
     def start(self, here: Here, state: Rows, message: Rows) -> Rows:
         """Start both sums at zero; see :meth:`Task.start`."""

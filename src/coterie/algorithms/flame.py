@@ -37,6 +37,7 @@ Departures from the paper
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -46,7 +47,7 @@ from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Here, Message, Round, Start, State, Task
 from coterie.algorithms.local_training import LocalTraining, ProximalTraining, refuse_unstable
-from coterie.rows import Rows, put_rows
+from coterie.rows import Rows, put_rows, take_rows, total
 
 EXACT_EVERY = 100
 """Rounds after which the server's sum of messages is taken anew."""
@@ -63,6 +64,8 @@ class PersonalTraining(ProximalTraining):
     own_centre
         Hold ``θ`` to the client's own ``w`` instead of the message's.
     """
+
+    references: ClassVar[Mapping[str, str | None]] = {"u": "w"}
 
     own_centre: bool = False
 
@@ -144,11 +147,12 @@ class Consensus(LocalTraining):
 
     def init(self, start: Start) -> tuple[State, Rows]:
         """All messages are the opening one; see :meth:`Algorithm.init`."""
-        u = self.opening(start).expand(start.clients, -1).clone()
+        opening = self.opening(start)
+        u = start.rows(opening)
         counted = torch.ones(start.clients, dtype=torch.bool, device=u.device)
         if start.members is not None:
             counted = torch.zeros_like(counted).index_fill(0, start.members, True)
-        return {"u": u, "sum": _sum(u, counted), "counted": counted}, {"theta": start.rows()}
+        return {"u": u, "sum": counted.sum() * opening.double(), "counted": counted}, {"theta": start.rows()}
 
     def mean(self, server: State) -> Tensor:
         """Give the mean of the last messages of all that take part.
@@ -173,19 +177,15 @@ class Consensus(LocalTraining):
         # A newcomer's first message joins the mean; until then it did not count.
         counted = server["counted"].index_fill(0, clients, True)
         if cohort.round % EXACT_EVERY == 0:
-            total = _sum(u, counted)
+            summed = total(u, counted)
         else:
-            total = server["sum"] + u[clients].sum(0, dtype=torch.float64)
-            total -= _sum(server["u"][clients], server["counted"][clients])
-        return {"u": u, "sum": total, "counted": counted}, {}
+            summed = server["sum"] + take_rows(u, clients).sum(0, dtype=torch.float64)
+            summed -= total(take_rows(server["u"], clients), server["counted"][clients])
+        return {"u": u, "sum": summed, "counted": counted}, {}
 
     def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
         """Give ``θ_i``; see :meth:`Algorithm.personal`."""
         return {"w": state["theta"]}
-
-
-def _sum(rows: Tensor, counted: Tensor) -> Tensor:
-    return (rows * counted.unsqueeze(1)).sum(0, dtype=torch.float64)
 
 
 class FLAME(Consensus):
@@ -211,12 +211,13 @@ class FLAME(Consensus):
     def init(self, start: Start) -> tuple[State, Rows]:
         """Every client begins at the common model, with a dual of zero; see :meth:`Algorithm.init`."""
         server, clients = super().init(start)
-        w, theta = server["u"].clone(), clients["theta"]
+        opening = self.opening(start)
         members = slice(None) if start.members is None else start.members
         sizes = start.sizes.double() if self.alpha == "size" else torch.ones_like(start.sizes, dtype=torch.float64)
-        alpha = (sizes / sizes[members].sum()).to(theta).unsqueeze(1)
+        alpha = (sizes / sizes[members].sum()).to(start.row).unsqueeze(1)
         rho = torch.full_like(alpha, self.lam / len(sizes[members]) if self.rho is None else self.rho)
-        return server, {"theta": theta, "w": w, "pi": torch.zeros_like(w), "alpha": alpha, "rho": rho}
+        w, pi = start.rows(opening), start.rows(torch.zeros_like(opening))
+        return server, clients | {"w": w, "pi": pi, "alpha": alpha, "rho": rho}
 
     def tasks(self) -> dict[str, Task]:
         """Give the client's updates; see :meth:`Algorithm.tasks`."""

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.algorithms.base import Cohort, Info
+from coterie.algorithms.base import Cohort, Info, State
 from coterie.algorithms.fedamp import MessagePassing
 from coterie.errors import ConfigError
 from coterie.server_math.attention import heurfedamp_weights
@@ -39,7 +39,7 @@ class HeurFedAMP(MessagePassing):
     sigma: float = Field(100.0, ge=0, description="sharpness σ of the softmax of cosines")
     self_weight: Unit | list[Unit] = Field(0.1, description="self weight ξ_ii, one for all or one for each client")
 
-    def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor, Info]:
+    def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, State, Info]:
         """Weigh by a softmax of cosines; see :meth:`MessagePassing.attention`."""
         own: float | Tensor
         if isinstance(self.self_weight, list):
@@ -52,4 +52,4 @@ class HeurFedAMP(MessagePassing):
         else:
             own = self.self_weight
         xi = heurfedamp_weights(w, self.sigma, own, rows=cohort.clients, speakers=members)
-        return xi, torch.tensor(self.sigma, dtype=torch.float64, device=w.device), {}
+        return xi, {}, {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.client import Net
-from coterie.rows import Layout, Rows, nbytes
+from coterie.rows import Layout, Rows, nbytes, repeated
 
 
 @dataclass(frozen=True)
@@ -207,12 +207,17 @@ class Start:
         """Where parameters lie in a row."""
         return self.net.layout
 
-    def rows(self) -> Tensor:
-        """Give the initial model to every client.
+    def rows(self, row: Tensor | None = None) -> Tensor:
+        """Give every client the same row.
+
+        Parameters
+        ----------
+        row
+            The row; by default the initial model.
 
         Returns
         -------
         Tensor
-            A new matrix ``[clients, parameters]``.
+            A new matrix ``[clients, ...]``; it is kept where there is room for it, and takes none before that is known.
         """
-        return self.row.expand(self.clients, -1).clone()
+        return repeated(self.row if row is None else row, self.clients)

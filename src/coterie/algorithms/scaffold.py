@@ -20,6 +20,7 @@ are plain ones, since option II reads the mean gradient off the displacement.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -44,6 +45,8 @@ class ControlledTraining(Task):
     data
         Which minibatches.
     """
+
+    references: ClassVar[Mapping[str, str | None]] = {"dw": None, "dc": None}
 
     optimiser: Optimiser
     data: Minibatches
@@ -89,7 +92,7 @@ class Scaffold(GlobalTraining):
         # m counts the clients that ever train: one that never does has no c_i to be averaged.
         m = torch.tensor(start.clients if start.members is None else len(start.members), device=start.row.device)
         mine = {"c": torch.zeros_like(start.row), "m": m}
-        return server | mine, clients | {"c": torch.zeros_like(clients["w"])}
+        return server | mine, clients | {"c": start.rows(torch.zeros_like(start.row))}
 
     def tasks(self) -> dict[str, Task]:
         """Training with corrected steps; see :meth:`Algorithm.tasks`."""

@@ -26,7 +26,7 @@ Departures from the paper, beside FedPG's
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -48,6 +48,8 @@ class Trial(Task):
 
     The message holds ``steps`` and, the first time in a round, ``d``, which the client keeps.
     """
+
+    references: ClassVar[Mapping[str, str | None]] = {"losses": None}
 
     def start(self, here: Here, state: Rows, message: Rows) -> Rows:
         """Start the losses at zero; see :meth:`Task.start`."""
@@ -86,7 +88,7 @@ class SFedPG(FedPG):
     def init(self, start: Start) -> tuple[State, Rows]:
         """Begin as FedPG, with a direction that clients keep; see :meth:`Algorithm.init`."""
         server, clients = super().init(start)
-        return server, clients | {"d": torch.zeros_like(clients["w"])}
+        return server, clients | {"d": start.rows(torch.zeros_like(start.row))}
 
     def tasks(self) -> dict[str, Task]:
         """Give FedPG's two exchanges, and the trial; see :meth:`Algorithm.tasks`."""

@@ -173,7 +173,7 @@ class SplitGP(FedAvg):
         drawn = randomness.stream(start.seed, "auxiliary head").uniform(-bound, bound, (features + 1) * classes)
         client = torch.cat([lower, torch.from_numpy(drawn).to(row)])
         server = torch.cat([net.columns(*rest).take(row), net.columns("head").take(row)])
-        return {"client": client, "server": server}, {"client": client.expand(start.clients, -1).clone()}
+        return {"client": client, "server": server}, {"client": start.rows(client)}
 
     def tasks(self) -> dict[str, Task]:
         """Training of both parts; see :meth:`Algorithm.tasks`."""
@@ -185,7 +185,7 @@ class SplitGP(FedAvg):
         whole = torch.cat([replies["client"], replies["server"]], 1)
         joined = self.join(whole, cohort.shares(replies.clients))
         client, rest = joined.split([len(server["client"]), len(server["server"])])
-        return {"client": client.clone(), "server": rest.clone()}, {}
+        return {"client": client.clone(), "server": rest.clone()}, self.standing(len(replies))
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
         """Send the current means to all; see :meth:`Algorithm.personalise`."""

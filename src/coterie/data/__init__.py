@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coterie.data.base import DataInfo, Dataset
-from coterie.data.catalogue import data_folder, describe, fetch, load, names, status
+from coterie.data.catalogue import absent, data_folder, describe, fetch, load, names, status
 from coterie.data.fetch import DataStatus
 from coterie.spec import Parameter
 
@@ -12,6 +12,7 @@ __all__ = [
     "DataStatus",
     "Dataset",
     "Parameter",
+    "absent",
     "data_folder",
     "describe",
     "fetch",

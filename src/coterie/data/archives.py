@@ -136,6 +136,38 @@ class Archived(Source):
                 damaged.append(str(error))
         return missing, damaged
 
+    def absent(self, data: Path) -> str:
+        """Look whether its files are there, without reading them.
+
+        Parameters
+        ----------
+        data
+            The data folder.
+
+        Returns
+        -------
+        str
+            What is missing and how to come by it, one sentence; empty if nothing is.
+        """
+        names = self.needed()
+        try:
+            for name in names:
+                self.find(data, name)
+        except DataError as error:
+            return str(error)
+        missing = [] if names else self.faults(data)[0]
+        return f"the data set {self.name!r} needs {data / missing[0]}: {self.how()}" if missing else ""
+
+    def needed(self) -> tuple[str, ...]:
+        """Name the files that are read with these options.
+
+        Returns
+        -------
+        tuple[str, ...]
+            File names without ``.gz``; none for a data set of folders.
+        """
+        return self.files()
+
     @classmethod
     def verify(cls, path: Path, name: str) -> None:
         """Read one file through and refuse it if it is not whole.

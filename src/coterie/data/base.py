@@ -44,6 +44,8 @@ class Dataset:
         The known group of each natural client, where there is one.
     superclasses
         The super-class of each class, where the classes have any; ``groups`` partitions keep them together.
+    features
+        The names of a table's columns as they are in ``x``: a number's column by its name, a text's as ``name=text``.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Dataset:
     owner: Tensor | None = field(default=None, repr=False)
     groups: Tensor | None = field(default=None, repr=False)
     superclasses: tuple[int, ...] = field(default=(), repr=False)
+    features: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         count = len(self.x)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pooch
 
+from coterie.data.archives import Archived
 from coterie.data.base import DataInfo, Dataset, Source
 from coterie.data.cifar import Cifar10, Cifar100
 from coterie.data.digits import Digits
 from coterie.data.emnist import Emnist
 from coterie.data.femnist import Femnist
 from coterie.data.fetch import DataStatus, fetch_source, status_of
+from coterie.data.imported import Imported
 from coterie.data.medical_mnist import MedicalMnist
 from coterie.data.mnist import FashionMnist, Mnist
 from coterie.data.own import Folder, Npz, Table
@@ -36,6 +38,7 @@ SOURCES: dict[str, type[Source]] = {
         Folder,
         Npz,
         Table,
+        Imported,
     )
 }
 
@@ -145,6 +148,25 @@ def status(data_dir: Path | None = None, name: str | None = None) -> list[DataSt
     """
     sources = list(SOURCES.values()) if name is None else [_source(name)]
     return [status_of(source, data_folder(data_dir)) for source in sources]
+
+
+def absent(name: str, data_dir: Path | None = None) -> str:
+    """Look whether a data set is there, without reading it.
+
+    Parameters
+    ----------
+    name
+        ``name`` or ``name:key=value,key=value``.
+    data_dir
+        The data folder; see :func:`data_folder`.
+
+    Returns
+    -------
+    str
+        What is missing and how to come by it, one sentence; empty if nothing is.
+    """
+    source = resolve("data set", name, SOURCES)
+    return source.absent(data_folder(data_dir)) if isinstance(source, Archived) else ""
 
 
 def _source(name: str) -> type[Source]:

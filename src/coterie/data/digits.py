@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from coterie.data.base import Dataset, Source
 
@@ -39,6 +38,8 @@ class Digits(Source):
         Dataset
             Inputs ``[1797, 1, 8, 8]``.
         """
+        from sklearn.datasets import load_digits  # takes a second to import
+
         pixels, labels = load_digits(return_X_y=True)
         x = torch.from_numpy(np.asarray(pixels, dtype=np.float32) / 16.0).reshape(-1, 1, 8, 8)
         y = torch.from_numpy(np.asarray(labels, dtype=np.int64))

@@ -80,6 +80,16 @@ class Emnist(Archived):
         """
         return tuple(name for split in cls.splits for name in cls.files_of(split))
 
+    def needed(self) -> tuple[str, ...]:
+        """Name the files of this split.
+
+        Returns
+        -------
+        tuple[str, ...]
+            File names.
+        """
+        return self.files_of(self.split)
+
     @classmethod
     def verify(cls, path: Path, name: str) -> None:
         """Read one file through; it has no published checksum, so its header must agree with its length.

@@ -310,13 +310,14 @@ class Table(Source):
         y, classes = encode_labels(_plain(frame[self.label]), self.task, f"{path}, column {self.label!r},")
         owner = encode_owner(_plain(frame[self.client])) if self.client else None
         inputs = frame.drop(columns=[self.label, *([self.client] if self.client else []), *self.drop])
-        x, numeric = self._features(inputs, path)
+        x, numeric, features = self._features(inputs, path)
         mean, std = [0.0] * x.shape[1], [1.0] * x.shape[1]
         if self.norm == "own":
             means, stds = own_norm(x)
             mean = [value if number else 0.0 for value, number in zip(means, numeric, strict=True)]
             std = [value if number else 1.0 for value, number in zip(stds, numeric, strict=True)]
-        return Dataset(self.text(), x, y, len(x), self.task, classes, tuple(mean), tuple(std), owner=owner)
+        norm = (tuple(mean), tuple(std))
+        return Dataset(self.text(), x, y, len(x), self.task, classes, *norm, owner=owner, features=tuple(features))
 
     def _read(self, path: Path) -> pd.DataFrame:
         ending = path.suffix.lower()
@@ -333,9 +334,10 @@ class Table(Source):
             raise DataError(f"the table {path} has two columns of one name")
         return frame
 
-    def _features(self, frame: pd.DataFrame, path: Path) -> tuple[Tensor, list[bool]]:
+    def _features(self, frame: pd.DataFrame, path: Path) -> tuple[Tensor, list[bool], list[str]]:
         columns: list[npt.NDArray[np.float32]] = []
         numeric: list[bool] = []
+        names: list[str] = []
         for name in frame.columns:
             values = _plain(frame[name])
             if values.dtype == np.bool_ or np.issubdtype(values.dtype, np.number):
@@ -343,6 +345,7 @@ class Table(Source):
                     raise DataError(f"the table {path} has an infinite value in column {name!r}")
                 columns.append(values.astype(np.float32)[:, None])
                 numeric.append(values.dtype != np.bool_)
+                names.append(name)
                 continue
             if np.issubdtype(values.dtype, np.datetime64):
                 raise DataError(f"the table {path} has dates in column {name!r}: make numbers of them, or drop={name}")
@@ -354,9 +357,10 @@ class Table(Source):
                 )
             columns.append(np.eye(len(texts), dtype=np.float32)[codes])
             numeric.extend([False] * len(texts))
+            names.extend(f"{name}={text}" for text in texts)
         if not columns:
             raise DataError(f"the table {path} has no columns to predict from")
-        return torch.from_numpy(np.concatenate(columns, axis=1)), numeric
+        return torch.from_numpy(np.concatenate(columns, axis=1)), numeric, names
 
 
 def _plain(column: pd.Series[Any]) -> npt.NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,16 @@ class Engine(abc.ABC):
     def choices(self) -> dict[str, Any]:
         """What decides the last bits of a result: kernels, chunks, threads."""
         return {"engine": self.name, "threads": torch.get_num_threads(), "device": str(self.device)}
+
+    def rounding(self) -> contextlib.AbstractContextManager[None]:
+        """Let products on a GPU be rounded as the engine was told, the server's too.
+
+        Returns
+        -------
+        context manager
+            To compute in.
+        """
+        return contextlib.nullcontext()
 
     @abc.abstractmethod
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
@@ -168,7 +179,9 @@ class Engine(abc.ABC):
             Keys, one a client.
         """
         key = randomness.keys(self.seed, f"{call.purpose} {purpose}", call.round, clients)
-        return randomness.fold_in(randomness.fold_in(key, call.exchange), fold)
+        if key.device.type != "cpu":
+            return randomness.fold_in(randomness.fold_in(key, call.exchange), fold)
+        return torch.from_numpy(randomness.fold_in(randomness.fold_in(key.numpy(), call.exchange), fold))
 
     def epochs(self, over: Minibatches, clients: Tensor, call: Call, fold: int) -> Tensor:
         """Give each client's number of epochs.

@@ -6,6 +6,7 @@ cut into chunks: on a GPU as many rows as fit its memory, on a CPU as many as st
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -17,8 +18,8 @@ from coterie.algorithms.base import Batch, Fold, Minibatches, Net, Task
 from coterie.engines.base import Call, Engine, Predict, join, take
 from coterie.engines.layers import Convolution
 from coterie.engines.nets import Kernel, ModuleNet, VmapNet, agrees, make_net
-from coterie.engines.recorded import Recording
-from coterie.engines.schedule import Schedule, make_schedule
+from coterie.engines.recorded import Recording, Replays
+from coterie.engines.schedule import Schedule, at_once, make_schedule
 from coterie.engines.store import Samples, Split
 from coterie.problems import Problem
 from coterie.rows import Rows
@@ -49,8 +50,8 @@ class BatchedEngine(Engine):
         Compile the clients' steps with ``torch.compile``; takes a while at the start.
     record
         Run steps on fixed buffers, recorded as CUDA graphs on a GPU; ``None`` does so on a GPU.
-    tf32
-        Let a GPU's matrix units round inputs to TF32: faster, and off by about 1e-3.
+    precision
+        How a GPU rounds what it multiplies.
     """
 
     name = "batched"
@@ -66,7 +67,7 @@ class BatchedEngine(Engine):
         chunk: int | None = None,
         compile_steps: bool = False,
         record: bool | None = None,
-        tf32: bool = False,
+        precision: matrix_units.Precision = "float32",
     ) -> None:
         super().__init__(problem, samples, seed)
         on_cpu = self.device.type == "cpu"
@@ -83,7 +84,8 @@ class BatchedEngine(Engine):
         self.chunk = chunk or self._memory_chunk()
         self.compile_steps = compile_steps
         self.record = (not on_cpu) if record is None else record
-        self.tf32 = tf32
+        self.precision = precision
+        self._replays = Replays()
         self._recordings: dict[tuple[Hashable, ...], tuple[Task, Recording]] = {}
 
     @property
@@ -95,7 +97,13 @@ class BatchedEngine(Engine):
     def choices(self) -> dict[str, Any]:
         """What decides the last bits of a result: kernels, chunks, threads."""
         own = {"kernel": self.kernel, "convolution": self.convolution, "chunk": self.chunk}
-        return super().choices | own | {"compile": self.compile_steps, "record": self.record, "tf32": self.tf32}
+        return (
+            super().choices | own | {"compile": self.compile_steps, "record": self.record, "precision": self.precision}
+        )
+
+    def rounding(self) -> contextlib.AbstractContextManager[None]:
+        """Let products be rounded as this engine was told; see :meth:`Engine.rounding`."""
+        return matrix_units.rounded(self.precision)
 
     def _probe(self) -> Tensor:
         index = torch.arange(6, device=self.device).remainder(len(self.samples.y)).view(2, 3)
@@ -114,7 +122,7 @@ class BatchedEngine(Engine):
         host = clients.cpu()
         order = torch.argsort(self.host_sizes["train"][host], descending=True, stable=True)
         chunk = self.chunk or self._cache_chunk(task)
-        with matrix_units.tf32(self.tf32):
+        with self.rounding():
             if len(host) <= chunk and torch.equal(order, torch.arange(len(order))):
                 return self._run_chunk(task, clients, host, state, message, call)
             chunks = order.to(self.device).split(chunk)
@@ -144,7 +152,9 @@ class BatchedEngine(Engine):
         for number, fold in enumerate(task.folds()):
             # A recording is for one width: whatever the cohort's largest client, it must find one that was made.
             fixed = self.record or self.compile_steps
-            schedule = make_schedule(self, fold.over, host, call, number, padded=fixed)
+            schedule = make_schedule(
+                self, fold.over, host, call, number, padded=fixed, replay=self._replays if self.record else at_once
+            )
             dropout = None
             if isinstance(fold.over, Minibatches) and (self._net.draws or self.samples.noise is not None):
                 dropout = self.key("dropout", host, call, number).to(self.device)
@@ -166,10 +176,9 @@ class BatchedEngine(Engine):
         if schedule.order is not None:
             work, clients = take(work, schedule.order), clients[schedule.order]
             dropout = None if dropout is None else dropout[schedule.order]
-        weights = self._weights(schedule)
         if self.record or self.compile_steps:
             recording = self._recording(task, fold, number, schedule, work)
-            work = recording.play(schedule, work, clients, dropout, weights[0])
+            work = recording.play(schedule, work, clients, dropout)
             return work if schedule.order is None else take(work, torch.argsort(schedule.order))
         draws, _, rows, width = schedule.index.shape
         x = self.samples.x
@@ -181,34 +190,27 @@ class BatchedEngine(Engine):
                 done.append(take(work, slice(active, rows)))
                 work = take(work, slice(0, active))
             for at in range(begin, end):
-                batches = list(self._batches(schedule, weights, at, active, clients, dropout, memory))
+                batches = list(self._batches(schedule, at, active, clients, dropout, memory))
                 work = fold.step(work, *batches)
         work = join([work, *reversed(done)])
         return work if schedule.order is None else take(work, torch.argsort(schedule.order))
 
-    def _weights(self, schedule: Schedule) -> tuple[Tensor, Tensor]:
-        counts = schedule.counts.to(self.samples.dtype)
-        width = schedule.index.shape[-1]
-        real = torch.arange(width, device=counts.device) < schedule.counts.unsqueeze(-1)
-        weight = real.to(counts.dtype) / counts.clamp_min(1).unsqueeze(-1)
-        return weight, counts / schedule.sizes.clamp_min(1)
-
     def _batches(
         self,
         schedule: Schedule,
-        weights: tuple[Tensor, Tensor],
         at: int,
         active: int,
         clients: Tensor,
         dropout: Tensor | None,
         memory: list[Tensor],
     ) -> Iterator[Batch]:
-        weight, share = weights
         draws = len(schedule.index)
         for draw in range(draws):
             key = None if dropout is None else randomness.fold_in(dropout[:active], at * draws + draw)
             x, y = self.samples.gather(schedule.index[draw, at, :active], clients[:active], key, memory[draw])
-            yield Batch(self._net, self.problem.loss, x, y, weight[at, :active], share[at, :active], key)
+            yield Batch(
+                self._net, self.problem.loss, x, y, schedule.weight[at, :active], schedule.share[at, :active], key
+            )
 
     def _recording(self, task: Task, fold: Fold, number: int, schedule: Schedule, work: Rows) -> Recording:
         """Give the recording of this fold for so many rows: one for all rounds, as long as it is the same task."""
@@ -227,7 +229,7 @@ class BatchedEngine(Engine):
 
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
         """Apply each client's model to its own samples; see :meth:`Engine.predict`."""
-        with torch.no_grad(), matrix_units.tf32(self.tf32):
+        with torch.no_grad(), self.rounding():
             if shared:
                 return self._predict_shared(predict, rows, clients, split)
             return self._predict_each(predict, rows, clients, split)
@@ -246,14 +248,18 @@ class BatchedEngine(Engine):
         sizes, ragged = self.sizes[split][clients], self.samples.splits[split]
         starts = sizes.cumsum(0) - sizes
         out: Tensor | None = None
-        # Clients of similar size together, so that little of a padded block is padding.
-        order = torch.argsort(sizes, descending=True, stable=True)
-        for places in order.split(self.chunk or 128):
-            longest = int(sizes[places[0]])
+        chunk = self.chunk or 128
+        together = len(clients) <= chunk
+        # Clients of similar size go into one block, so that little of it is padding; where there is one block for all,
+        # the models stay where they are.
+        everyone = torch.arange(len(clients), device=self.device)
+        order = everyone if together else torch.argsort(sizes, descending=True, stable=True)
+        for places in order.split(chunk):
+            longest = int(sizes[places].max())
             if longest == 0:
                 break
             step = max(1, min(longest, _PREDICT_ELEMENTS // max(1, len(places) * self.samples.x[0].numel())))
-            model = take(rows, places)
+            model = rows if together else take(rows, places)
             for begin in range(0, longest, step):
                 place = torch.arange(begin, min(begin + step, longest), device=self.device)
                 real = place < sizes[places].unsqueeze(1)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie import matrix_units
 from coterie.engines.base import Engine, Predict, take
 from coterie.engines.simulation import Simulation
 from coterie.evaluation import equal_subsamples
@@ -51,7 +50,7 @@ def cross(engine: Engine, predict: Predict, rows: Rows, index: Tensor, metric: s
     at_once = max(1, min(_MODELS, models, _BLOCK_ELEMENTS // sample))
     room = max(1, _BLOCK_ELEMENTS // (at_once * sample))  # samples in one block
     out = torch.empty(models, clients, dtype=torch.float64, device=engine.device)
-    with torch.no_grad(), matrix_units.tf32(bool(engine.choices.get("tf32", False))):
+    with torch.no_grad(), engine.rounding():
         for begin in range(0, clients, max(1, room // size)):
             mine = index[begin : begin + max(1, room // size)]
             for first in range(0, models, at_once):

@@ -13,13 +13,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from coterie import kernels
 from coterie.rows import Rows
 
-Convolution = Literal["auto", "grouped", "unfold", "single"]
-"""One grouped convolution, a batched matrix product of unfolded patches, one row after another, or the one that was
-fastest where we measured: unfolded on a GPU, one row after another on a CPU."""
+Convolution = Literal["auto", "fused", "grouped", "unfold", "single"]
+"""A kernel of our own that gathers patches as it multiplies, one grouped convolution, a batched matrix product of
+unfolded patches, one row after another, or the one that was fastest where we measured: fused on a GPU (unfolded where
+that kernel cannot run), one row after another on a CPU."""
 
 Form = Callable[[Any, Rows, Tensor, int, Convolution], Tensor]
+
+
+def few_samples(batch: Tensor, most: int) -> bool:
+    """Say whether a layer's time is that of reading its weights rather than of computing with them.
+
+    Parameters
+    ----------
+    batch
+        Samples ``[rows, samples, features]``.
+    most
+        How many samples count as few.
+
+    Returns
+    -------
+    bool
+        Whether there are few samples a row.
+    """
+    return batch.shape[1] <= most and batch.stride(2) == 1
 
 
 def _linear(layer: nn.Linear, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:
@@ -28,6 +48,11 @@ def _linear(layer: nn.Linear, weights: Rows, x: Tensor, rows: int, convolution: 
         return F.linear(x, weights["weight"].squeeze(0), shift)
     batch = x.reshape(rows, -1, x.shape[-1])
     weight, bias = weights["weight"], weights.get("bias")
+    if few_samples(batch, 64) and not weight.requires_grad and kernels.usable(batch, weight):
+        from coterie.kernels.linear import apply
+
+        folded = apply(batch, weight, bias, kernels.precision())
+        return folded.view(*x.shape[:-1], folded.shape[-1])
     flipped = not x.is_cuda and weight.shape[1] < batch.shape[1]  # a CPU's products like the longer side last
     left, right = (weight, batch.transpose(1, 2)) if flipped else (batch, weight.transpose(1, 2))
     shift = None if bias is None else bias.unsqueeze(2 if flipped else 1)
@@ -36,11 +61,51 @@ def _linear(layer: nn.Linear, weights: Rows, x: Tensor, rows: int, convolution: 
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
-def _conv2d(layer: nn.Conv2d, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:
+def convolved(
+    layer: nn.Conv2d, weights: Rows, x: Tensor, rows: int, convolution: Convolution, cut: bool = False
+) -> Tensor:
+    """Convolve each row's images with its own filters.
+
+    Parameters
+    ----------
+    layer
+        The convolution's numbers.
+    weights
+        Its parameters, stacked.
+    x
+        Images of all rows.
+    rows
+        How many rows there are.
+    convolution
+        How.
+    cut
+        Whether to cut the result at zero.
+
+    Returns
+    -------
+    Tensor
+        Images of all rows.
+    """
     weight, bias = weights["weight"], weights.get("bias")
-    if convolution == "auto":
-        convolution = "unfold" if x.is_cuda else "single"
     plain_padding = isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
+    simple = plain_padding and layer.groups == 1 and set(layer.stride) == {1}
+    if convolution in ("auto", "fused"):
+        if simple and kernels.usable(x, weight):
+            return _conv2d_fused(layer, weight, bias, x, cut)
+        convolution = "unfold" if x.is_cuda else "single"
+    out = _conv2d(layer, weight, bias, x, rows, convolution, plain_padding)
+    return out.relu() if cut else out
+
+
+def _conv2d(
+    layer: nn.Conv2d,
+    weight: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    rows: int,
+    convolution: Convolution,
+    plain_padding: bool,
+) -> Tensor:
     if convolution == "single" or not plain_padding:
         if rows == 1:
             alone: Tensor = layer._conv_forward(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
@@ -65,6 +130,18 @@ def _conv2d(layer: nn.Conv2d, weights: Rows, x: Tensor, rows: int, convolution: 
     )
     image: Tensor = out.unflatten(1, (rows, -1)).transpose(0, 1).flatten(0, 1)
     return image
+
+
+def _conv2d_fused(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Tensor, cut: bool) -> Tensor:
+    from coterie.kernels.convolution import Shape, convolve
+
+    shape = Shape(*(_two(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)))
+    return convolve(x, weight, bias, shape, cut, kernels.precision())
+
+
+def _two(value: Any) -> tuple[int, int]:
+    first, second = value
+    return int(first), int(second)
 
 
 class _Patches(torch.autograd.Function):
@@ -140,7 +217,7 @@ def _affine(weights: Rows, plain: Tensor, rows: int, shape: tuple[int, ...]) -> 
 
 STACKED: dict[type[nn.Module], Form] = {
     nn.Linear: _linear,
-    nn.Conv2d: _conv2d,
+    nn.Conv2d: convolved,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
 }
@@ -180,8 +257,14 @@ class Tap:
             (weight,) = self.weights.values()
             weight.addcmul_(gradient, rate.view(rows, *(1,) * (weight.dim() - 1)), value=-1)
             return
-        step = gradient.reshape(rows, -1, gradient.shape[-1]) * -rate.unsqueeze(-1)
+        gradient = gradient.reshape(rows, -1, gradient.shape[-1])
         weight, entered = self.weights["weight"], self.entered.reshape(rows, -1, self.entered.shape[-1])
+        if few_samples(entered, 16) and kernels.usable(entered, weight):
+            from coterie.kernels.linear import descend_
+
+            descend_(weight, self.weights.get("bias"), entered, gradient, rate, kernels.precision())
+            return
+        step = gradient * -rate.unsqueeze(-1)
         if not weight.is_cuda and weight[0].numel() < 2**16 and torch.get_num_threads() > 1:
             # Rows that lie apart are updated one after another; small ones are faster shared out among the threads.
             weight.add_(torch.bmm(step.transpose(1, 2), entered))

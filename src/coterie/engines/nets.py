@@ -20,7 +20,8 @@ from torch import Tensor, fx, nn
 
 from coterie import matrix_units
 from coterie.algorithms.base import Batch
-from coterie.engines.layers import STACKED, Convolution, Tap
+from coterie.engines import fusion
+from coterie.engines.layers import STACKED, Convolution, Tap, convolved
 from coterie.errors import ModelError
 from coterie.problems import StreamDropout
 from coterie.rows import Columns, Layout, Rows
@@ -159,6 +160,7 @@ class StackedNet(RowNet):
         if any(node.op == "get_attr" for node in self._graph.nodes):
             raise ModelError(f"{type(module).__name__} uses parameters outside of layers")
         self._modules = dict(module.named_modules())
+        self._plan = fusion.plan(self._graph, self._modules)
         self._own = {
             name: tuple(p for p, _ in child.named_parameters(recurse=True)) for name, child in self._modules.items()
         }
@@ -186,30 +188,33 @@ class StackedNet(RowNet):
                 continue
             args = fx.map_arg(node.args, value_of)
             kwargs = fx.map_arg(node.kwargs, value_of)
-            if node.op == "call_function":
+            step = self._plan.get(node)
+            if step == "skip":
+                values[node] = args[0]
+            elif step in ("pool", "pool, cut"):
+                values[node] = fusion.pooled(self._modules[str(node.target)], args[0], step == "pool, cut")
+            elif node.op == "call_function":
                 values[node] = node.target(*args, **kwargs)
             elif node.op == "call_method":
                 values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
             elif node.op == "call_module":
-                values[node] = self._layer(str(node.target), named, args[0], rows, key, taps)
+                values[node] = self._layer(str(node.target), named, args[0], rows, key, taps, step is not None)
             else:
                 out = args[0]
         result: Tensor = out.view(rows, samples, *out.shape[1:])
         return result
 
     def _layer(
-        self, name: str, named: Rows, x: Tensor, rows: int, key: Tensor | None, taps: list[Tap] | None
+        self, name: str, named: Rows, x: Tensor, rows: int, key: Tensor | None, taps: list[Tap] | None, cut: bool
     ) -> Tensor:
         child = self._modules[name]
         if isinstance(child, StreamDropout):
-            if key is None:
-                return x
-            return x * child.factors(key, x.unflatten(0, (rows, -1))).flatten(0, 1)
+            return x if key is None else child.dropped(key, x)
         prefix = f"{name}." if name else ""
         weights = {own: named[prefix + own] for own in self._own[name] if prefix + own in named}
         if not weights:
             plain: Tensor = child(x)
-            return plain
+            return plain.relu() if cut else plain
         if taps is not None and type(child) is nn.Linear and len(weights) == len(self._own[name]):
             out = STACKED[nn.Linear](child, weights, x, rows, self.convolution)
             if not out.requires_grad:
@@ -220,6 +225,12 @@ class StackedNet(RowNet):
             leaves = {own: value.detach().requires_grad_() for own, value in weights.items()}
             taps += [Tap({own: weights[own]}, None, leaf) for own, leaf in leaves.items()]
             weights = leaves
+        if type(child) is nn.Conv2d and len(weights) == len(self._own[name]):
+            return convolved(child, weights, x, rows, self.convolution, cut)
+        out = self._stacked(child, name, weights, x, rows)
+        return out.relu() if cut else out
+
+    def _stacked(self, child: nn.Module, name: str, weights: Rows, x: Tensor, rows: int) -> Tensor:
         form = STACKED.get(type(child))
         if form is not None and len(weights) == len(self._own[name]):
             return form(child, weights, x, rows, self.convolution)

@@ -11,8 +11,10 @@ On a CPU the same code runs without the recording, which is how its logic is tes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +25,9 @@ from coterie.engines.base import join, take
 from coterie.engines.schedule import Schedule
 from coterie.engines.store import Samples
 from coterie.rows import Rows
+
+_HELD = 16
+"""Recordings of small functions that are kept."""
 
 
 def bucket(rows: int, most: int) -> int:
@@ -49,6 +54,77 @@ def _aligned(like: Tensor) -> Tensor:
         return torch.empty_like(like, memory_format=torch.contiguous_format)
     width = -(-like.shape[1] // 64) * 64
     return like.new_empty(len(like), width)[:, : like.shape[1]]
+
+
+class Replays:
+    """Functions of small tensors on a GPU, recorded for the shapes that come again.
+
+    What a call gives lies in the recording's own memory: it is to be used before the next call.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]] = {}
+        self._seen: dict[Hashable, None] = {}
+
+    def __call__(
+        self, key: Hashable, function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Compute a function, from a recording if this key was seen before.
+
+        Parameters
+        ----------
+        key
+            Names the function and all shapes.
+        function
+            From tensors to tensors; must not wait for the device.
+        given
+            What it is given.
+
+        Returns
+        -------
+        tuple of Tensor
+            What it gives.
+        """
+        if not given[0].is_cuda:
+            return function(*given)
+        if key not in self._held:
+            first = key not in self._seen
+            self._seen[key] = None
+            while len(self._seen) > 4 * _HELD:
+                self._seen.pop(next(iter(self._seen)))
+            if first:  # shapes that never come again are not worth a recording
+                return function(*given)
+            inputs = tuple(value.clone() for value in given)
+            with _warmed(lambda: function(*inputs)):
+                graph = torch.cuda.CUDAGraph()
+                with _recorded_as(graph):
+                    outputs = function(*inputs)
+            self._held[key] = inputs, outputs, graph
+            while len(self._held) > _HELD:
+                self._held.pop(next(iter(self._held)))
+        inputs, outputs, graph = self._held[key]
+        for own, value in zip(inputs, given, strict=True):
+            own.copy_(value)
+        graph.replay()
+        return outputs
+
+
+def _recorded_as(graph: torch.cuda.CUDAGraph) -> contextlib.AbstractContextManager[None]:
+    # Another thread may be fetching the next cohort's rows: what it does on the device is none of the recording's.
+    recording: contextlib.AbstractContextManager[None] = torch.cuda.graph(graph, capture_error_mode="thread_local")
+    return recording
+
+
+@contextlib.contextmanager
+def _warmed(function: Callable[[], Any]) -> Iterator[None]:
+    """Run a function on a side stream first: libraries take their workspaces outside of the recording."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    yield
 
 
 @dataclass
@@ -81,7 +157,7 @@ class Recording:
     _work: Rows = field(default_factory=dict)
     _replays: dict[int, Callable[[], None]] = field(default_factory=dict)
 
-    def play(self, schedule: Schedule, work: Rows, clients: Tensor, dropout: Tensor | None, weight: Tensor) -> Rows:
+    def play(self, schedule: Schedule, work: Rows, clients: Tensor, dropout: Tensor | None) -> Rows:
         """Run the fold.
 
         Parameters
@@ -94,8 +170,6 @@ class Recording:
             The rows' clients.
         dropout
             Dropout keys of the rows, or ``None`` in a pass that evaluates.
-        weight
-            Weights of the samples ``[steps, rows, samples]``.
 
         Returns
         -------
@@ -106,12 +180,12 @@ class Recording:
         segments = schedule.segments()
         if not segments:
             return work
-        self._load(schedule, work, clients, dropout, weight)
+        self._load(schedule, work, clients, dropout)
         missing = {bucket(active, rows) for _, _, active in segments} - self._replays.keys()
         for size in sorted(missing, reverse=True):
             self._replays[size] = self._record(size)
         if missing:
-            self._load(schedule, work, clients, dropout, weight)
+            self._load(schedule, work, clients, dropout)
         done: list[Rows] = []
         left = rows
         for begin, end, active in segments:
@@ -124,12 +198,12 @@ class Recording:
         last = {name: value[:left].clone() for name, value in self._work.items()}
         return join([last, *reversed(done)])
 
-    def _load(self, schedule: Schedule, work: Rows, clients: Tensor, dropout: Tensor | None, weight: Tensor) -> None:
-        steps = len(schedule.counts)
+    def _load(self, schedule: Schedule, work: Rows, clients: Tensor, dropout: Tensor | None) -> None:
+        steps = len(schedule.share)
         given = {
             "index": schedule.index,
-            "weight": weight,
-            "share": schedule.counts.to(weight.dtype) / schedule.sizes.clamp_min(1),
+            "weight": schedule.weight,
+            "share": schedule.share,
             "clients": clients,
         } | ({} if dropout is None else {"dropout": dropout})
         if not self._buffers:
@@ -150,8 +224,10 @@ class Recording:
         for name, value in work.items():
             self._work[name].copy_(value)
 
-    def _one_step(self, rows: int) -> None:
+    def _one_step(self, rows: int, rewound: bool = False) -> None:
         at = self._buffers["at"]
+        if rewound:
+            at.zero_()
         index = self._buffers["index"].index_select(1, at)[:, 0, :rows]
         weight = self._buffers["weight"].index_select(0, at)[0, :rows]
         share = self._buffers["share"].index_select(0, at)[0, :rows]
@@ -172,15 +248,9 @@ class Recording:
     def _record(self, rows: int) -> Callable[[], None]:
         if not self.samples.y.is_cuda:
             return lambda: self._one_step(rows)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):  # libraries take their workspaces now, outside of the recording
-                self._buffers["at"].zero_()
-                self._one_step(rows)
+        with _warmed(lambda: self._one_step(rows, rewound=True)):
             self._buffers["at"].zero_()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._one_step(rows)
+            graph = torch.cuda.CUDAGraph()
+            with _recorded_as(graph):
+                self._one_step(rows)
         return graph.replay

@@ -15,9 +15,12 @@ class Failure:
     ----------
     reason
         One sentence.
+    gone
+        Whether the node seems to be away, rather than to have failed.
     """
 
     reason: str
+    gone: bool = False
 
 
 class Transport(Protocol):

@@ -10,9 +10,6 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.cluster import hierarchy
-from scipy.spatial.distance import squareform
-from sklearn.metrics import adjusted_rand_score
 
 from coterie.errors import ConfigError
 
@@ -67,6 +64,9 @@ def recover_groups(weights: ArrayLike, count: int) -> NDArray[np.int64]:
     ConfigError
         If there are fewer clients than groups, or the weights are not a finite square matrix.
     """
+    from scipy.cluster import hierarchy
+    from scipy.spatial.distance import squareform
+
     matrix, _ = _checked(weights, None)
     clients = len(matrix)
     if not 1 <= count <= clients:
@@ -98,6 +98,8 @@ def recovery(weights: ArrayLike, groups: ArrayLike) -> float:
         The adjusted Rand index between the groups and :func:`recover_groups`: 1 for the same groups under any names,
         about 0 for a cut by chance.
     """
+    from sklearn.metrics import adjusted_rand_score
+
     matrix, label = _checked(weights, groups)
     return float(adjusted_rand_score(label, recover_groups(matrix, len(np.unique(label)))))
 

@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
-from sklearn import metrics as sk
 from torch import Tensor
 
 from coterie.errors import ModelError, UnknownName
@@ -118,7 +116,12 @@ def _by_client(
     return torch.from_numpy(out).to(outputs.device)
 
 
+# scikit-learn and scipy.stats take longer to import than most of the package, so only their users do.
+
+
 def _balanced_accuracy(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    from sklearn import metrics as sk
+
     def one(found: NDArray[Any], wanted: NDArray[Any]) -> float:
         return float(sk.balanced_accuracy_score(wanted, found))
 
@@ -126,6 +129,8 @@ def _balanced_accuracy(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Ten
 
 
 def _macro_f1(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    from sklearn import metrics as sk
+
     def one(found: NDArray[Any], wanted: NDArray[Any]) -> float:
         classes = np.union1d(found, wanted)
         return float(sk.f1_score(wanted, found, labels=classes[classes >= 0], average="macro", zero_division=0))
@@ -134,6 +139,8 @@ def _macro_f1(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _auroc(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    from scipy import stats
+
     scores = _squeezed(outputs).double()
     if scores.dim() == 2:
         scores = scores.softmax(1)
@@ -164,6 +171,7 @@ METRICS: dict[str, Metric] = {
         Metric("rmse", "root of the mean squared error", False, frozenset({REGRESSION}), _rmse),
     )
 }
+"""The metrics by name."""
 
 
 def names(task: str | None = None) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from coterie.errors import ConfigError
 
@@ -66,6 +65,8 @@ def wilcoxon(first: ArrayLike, second: ArrayLike) -> PairedTest:
     ConfigError
         If the two are not one score a client each.
     """
+    from scipy import stats  # takes a second to import, and few commands compare
+
     one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if one.ndim != 1 or one.shape != other.shape:
         raise ConfigError(

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-from coterie.rows.algebra import column_blocks, cosines, gram, mix, norms, put_rows, squared_distances
+from coterie.rows.algebra import (
+    column_blocks,
+    cosines,
+    distances_from,
+    gram,
+    mix,
+    norms,
+    put_rows,
+    row_blocks,
+    squared_distances,
+    take_rows,
+    total,
+)
+from coterie.rows.kept import Kept, chosen_of, repeated
 from coterie.rows.layout import Columns, Layout, Rows, nbytes
+from coterie.rows.shelves import Chosen, OnDevice, Opening, Shelf
 
 __all__ = [
+    "Chosen",
     "Columns",
+    "Kept",
     "Layout",
+    "OnDevice",
+    "Opening",
     "Rows",
+    "Shelf",
+    "chosen_of",
     "column_blocks",
     "cosines",
+    "distances_from",
     "gram",
     "mix",
     "nbytes",
     "norms",
     "put_rows",
+    "repeated",
+    "row_blocks",
     "squared_distances",
+    "take_rows",
+    "total",
 ]

@@ -1,7 +1,9 @@
-"""The algebra of row matrices, in blocks of columns.
+"""The algebra of row matrices, in blocks of columns and, of matrices that are kept elsewhere, in blocks of rows.
 
 Sums are carried in float64 where a result feeds a decision (cosines, distances, Gram matrices), so that memory stays
 bounded and a float32 matrix loses nothing.
+
+On a CPU, how a matrix is cut depends on its shape and not on where it is kept, so that neither do the last bits.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ import torch
 from torch import Tensor
 
 from coterie import matrix_units
+from coterie.rows.kept import Kept, chosen_of
 
+_MANY = 64  # sums from which on splitting their terms pays
 _BLOCK_ELEMENTS = 2**22  # elements of a float64 block: 32 MiB
+_AT_ONCE = 2**30  # bytes of a kept matrix that is taken into a CPU's memory for all pairs of its rows
+_PAIRED = 2**28  # bytes of a block of rows where pairs of blocks are multiplied
 
 
 def column_blocks(rows: Tensor, clients: int | None = None) -> Iterator[Tensor]:
@@ -35,6 +41,106 @@ def column_blocks(rows: Tensor, clients: int | None = None) -> Iterator[Tensor]:
     yield from rows.split(width, dim=1)
 
 
+def take_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """Give some rows.
+
+    Parameters
+    ----------
+    rows
+        A tensor whose first axis is the client.
+    index
+        Which rows, in an order and a shape of its own.
+
+    Returns
+    -------
+    Tensor
+        A copy ``[*index.shape, ...]`` on the device that computes.
+    """
+    if not isinstance(rows, Kept):
+        return rows[index]
+    if index.dim() == 1:
+        return rows.pick(chosen_of(rows, index))
+    # A row that is wanted several times is brought here once.
+    each, place = index.unique(return_inverse=True)
+    return rows.pick(chosen_of(rows, each))[place]
+
+
+def put_rows(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """Give ``rows`` with some rows replaced; ``rows`` itself is left as it is.
+
+    Parameters
+    ----------
+    rows
+        A tensor whose first axis is the client.
+    index
+        The rows to replace, each once.
+    values
+        What to put there.
+
+    Returns
+    -------
+    Tensor
+        A new tensor, of which a kept matrix shares all other rows with the old.
+    """
+    if isinstance(rows, Kept):
+        return rows.patched(chosen_of(rows, index), values)
+    return rows.index_copy(0, index, values.to(rows.dtype))
+
+
+def row_blocks(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Give all rows on the device that computes, in blocks where they are kept elsewhere.
+
+    Parameters
+    ----------
+    rows
+        A tensor whose first axis is the client.
+
+    Yields
+    ------
+    tuple
+        The first row's number, and consecutive rows, which must not be changed.
+    """
+    if not isinstance(rows, Kept):
+        yield 0, rows
+    elif rows.is_cuda and rows.shelf.whole() is not None:
+        yield 0, rows.dense()
+    else:
+        yield from rows.blocks()
+
+
+def _together(rows: Tensor) -> Tensor | None:
+    """Give a matrix as a plain one, if it may lie on the device that computes as a whole."""
+    if not isinstance(rows, Kept):
+        return rows
+    room = _AT_ONCE
+    if rows.is_cuda:
+        room = torch.cuda.get_device_properties(rows.device).total_memory // 8
+        if rows.shelf.whole() is not None:
+            return rows.dense()
+    return rows.dense() if rows.nbytes <= room else None
+
+
+def total(rows: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum of rows, carried in float64.
+
+    Parameters
+    ----------
+    rows
+        A matrix ``[clients, parameters]``.
+    weights
+        A weight for each, which is multiplied in the rows' own type.
+
+    Returns
+    -------
+    Tensor
+        A float64 vector ``[parameters]``.
+    """
+    out = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
+    for begin, block in row_blocks(rows):
+        out += (block * weights[begin : begin + len(block)].unsqueeze(1)).sum(0, dtype=torch.float64)
+    return out
+
+
 def gram(rows: Tensor, other: Tensor | None = None) -> Tensor:
     """Inner products of all pairs of rows, in float64, exactly symmetric when ``other`` is not given.
 
@@ -50,6 +156,14 @@ def gram(rows: Tensor, other: Tensor | None = None) -> Tensor:
     Tensor
         A float64 matrix ``[a, b]``.
     """
+    if other is not None and isinstance(other, Kept):
+        return torch.cat([gram(rows, block) for _, block in row_blocks(other)], 1)
+    if other is not None and isinstance(rows, Kept):
+        return torch.cat([gram(block, other) for _, block in row_blocks(rows)])
+    plain = _together(rows)
+    if plain is None:
+        return _pairs(rows, torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device))
+    rows = plain
     if other is None and matrix_units.pays(rows):
         centred, with_mean, of_mean = matrix_units.centred_gram(rows)
         return centred + with_mean.unsqueeze(1) + with_mean.unsqueeze(0) + of_mean
@@ -61,6 +175,24 @@ def gram(rows: Tensor, other: Tensor | None = None) -> Tensor:
         total.addmm_(wide, (wide if other is None else right.double()).T)
     # A computed Gram matrix is not bit-symmetric, and ties in a threshold would then depend on the clients' order.
     return (total + total.T) / 2 if other is None else total
+
+
+def _pairs(rows: Tensor, centre: Tensor) -> Tensor:
+    """Inner products of all pairs of rows less a centre, of a matrix that is read in blocks of rows."""
+    assert isinstance(rows, Kept)
+    count = max(16, _PAIRED // max(1, rows.shelf.row_bytes) // 16 * 16)
+    out = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for begin, left in rows.blocks(count):
+        for first, right in rows.blocks(count, begin):
+            part = torch.zeros(len(left), len(right), dtype=torch.float64, device=rows.device)
+            at = 0
+            for one, two in zip(column_blocks(left, count), column_blocks(right, count), strict=True):
+                middle = centre[at : at + one.shape[1]]
+                part.addmm_(one.double() - middle, (two.double() - middle).T)
+                at += one.shape[1]
+            out[begin : begin + len(left), first : first + len(right)] = part
+            out[first : first + len(right), begin : begin + len(left)] = part.T
+    return (out + out.T) / 2
 
 
 def norms(rows: Tensor) -> Tensor:
@@ -76,6 +208,11 @@ def norms(rows: Tensor) -> Tensor:
     Tensor
         A float64 vector ``[clients]``.
     """
+    if isinstance(rows, Kept):
+        return torch.cat([norms(block) for _, block in row_blocks(rows)])
+    if rows.is_cuda:  # its reduction turns numbers into float64 as it reads them
+        whole: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        return whole
     total = torch.zeros(rows.shape[0], dtype=torch.float64, device=rows.device)
     for block in column_blocks(rows):
         total += block.double().square().sum(1)
@@ -118,20 +255,65 @@ def squared_distances(rows: Tensor) -> Tensor:
     Tensor
         A float64 matrix ``[clients, clients]``, symmetric and not negative.
     """
-    if matrix_units.pays(rows):
-        products, _, _ = matrix_units.centred_gram(rows)
+    plain = _together(rows)
+    floor = 0.0
+    if plain is None:
+        products = _pairs(rows, _centre(rows))
+    elif matrix_units.pays(plain):
+        products, _, _ = matrix_units.centred_gram(plain)
         floor = 2.0**-20  # of the squares: what is below may be rounding, and equal models must lie at distance 0
     else:
         total = torch.zeros(rows.shape[0], rows.shape[0], dtype=torch.float64, device=rows.device)
-        for block in column_blocks(rows):
+        for block in column_blocks(plain):
             wide = block.double()
             wide = wide - wide.mean(0)
             total.addmm_(wide, wide.T)
-        products, floor = (total + total.T) / 2, 0.0
+        products = (total + total.T) / 2
     square = products.diagonal()
     sums = square.unsqueeze(1) + square.unsqueeze(0)
     apart = sums - 2 * products
     return torch.where(apart > floor * sums, apart, 0.0).fill_diagonal_(0.0)
+
+
+def distances_from(rows: Tensor, some: Tensor) -> Tensor:
+    """Squared Euclidean distances from some rows to all rows, in float64.
+
+    Parameters
+    ----------
+    rows
+        A matrix ``[clients, parameters]``.
+    some
+        The rows to measure from.
+
+    Returns
+    -------
+    Tensor
+        A float64 matrix ``[some, clients]``, not negative; a row's distance to itself may be of the order of rounding.
+    """
+    mine, centre = take_rows(rows, some), _centre(rows)
+    products, squares = [], []
+    for _, block in row_blocks(rows):
+        product = torch.zeros(len(mine), len(block), dtype=torch.float64, device=rows.device)
+        square = torch.zeros(len(block), dtype=torch.float64, device=rows.device)
+        most, at = max(len(mine), len(block)), 0
+        for left, right in zip(column_blocks(mine, most), column_blocks(block, most), strict=True):
+            middle = centre[at : at + left.shape[1]]  # distances are small differences of large numbers otherwise
+            wide = right.double() - middle
+            product.addmm_(left.double() - middle, wide.T)
+            square += wide.square().sum(1)
+            at += left.shape[1]
+        products.append(product)
+        squares.append(square)
+    square = torch.cat(squares)
+    return (square[some].unsqueeze(1) + square - 2 * torch.cat(products, 1)).clamp_min(0)
+
+
+def _centre(rows: Tensor) -> Tensor:
+    """Give the mean row in float64."""
+    out = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
+    for _, block in row_blocks(rows):
+        out += block.sum(0, dtype=torch.float64)
+    return out / len(rows)
 
 
 def mix(weights: Tensor, rows: Tensor) -> Tensor:
@@ -149,24 +331,15 @@ def mix(weights: Tensor, rows: Tensor) -> Tensor:
     Tensor
         ``[out, parameters]``, or ``[parameters]`` for a vector of weights.
     """
-    return weights.to(rows.dtype) @ rows
-
-
-def put_rows(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """Give ``rows`` with some rows replaced; ``rows`` itself is left as it is.
-
-    Parameters
-    ----------
-    rows
-        A tensor whose first axis is the client.
-    index
-        The rows to replace.
-    values
-        What to put there.
-
-    Returns
-    -------
-    Tensor
-        A new tensor.
-    """
-    return rows.index_copy(0, index, values.to(rows.dtype))
+    many = weights.dim() == 2 and len(weights) >= _MANY
+    plain = _together(rows) if many and (rows.is_cuda or not isinstance(rows, Kept)) else None
+    if plain is not None and matrix_units.pays(plain):
+        return matrix_units.mixed(weights, plain)
+    weights = weights.to(rows.dtype)
+    if plain is not None:
+        return weights @ plain
+    out: Tensor | None = None
+    for begin, block in row_blocks(rows):
+        part = weights[..., begin : begin + len(block)] @ block
+        out = part if out is None else out.add_(part)
+    return weights @ rows if out is None else out

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import ConfigError
-from coterie.rows import column_blocks, cosines, gram, norms, squared_distances
+from coterie.rows import cosines, distances_from, gram, norms, squared_distances, take_rows
 
 
 def quantile(values: Tensor, level: float) -> Tensor:
@@ -194,7 +194,10 @@ def fedamp_weights(
         raise ConfigError(f"sigma must be a finite number above 0, but is {width}")
     if not 0 <= xi_min <= 1:
         raise ConfigError(f"xi_min must lie in [0, 1], but is {xi_min}")
-    known = _squared_distances(models, rows) if distances is None else distances.double()
+    if distances is None:
+        known = squared_distances(models) if rows is None else distances_from(models, rows)
+    else:
+        known = distances.double()
     xi = alpha_over_sigma * torch.exp(-known / width)
     place, itself = _own_places(xi, rows)
     xi[place, itself] = 0.0
@@ -273,17 +276,4 @@ def _own_places(weights: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
 def _cosines_of(models: Tensor, rows: Tensor) -> Tensor:
     length = norms(models)
     length = torch.where(length > 0, length, torch.ones_like(length))
-    return (gram(models[rows], models) / length[rows].unsqueeze(1) / length).clamp(-1.0, 1.0)
-
-
-def _squared_distances(models: Tensor, rows: Tensor | None) -> Tensor:
-    if rows is None:
-        return squared_distances(models)
-    products = torch.zeros(len(rows), models.shape[0], dtype=torch.float64, device=models.device)
-    square = torch.zeros(models.shape[0], dtype=torch.float64, device=models.device)
-    for block in column_blocks(models):
-        wide = block.double()
-        wide = wide - wide.mean(0)  # distances are small differences of large numbers otherwise
-        products.addmm_(wide[rows], wide.T)
-        square += wide.square().sum(1)
-    return (square[rows].unsqueeze(1) + square - 2 * products).clamp_min(0)
+    return (gram(take_rows(models, rows), models) / length[rows].unsqueeze(1) / length).clamp(-1.0, 1.0)

@@ -175,6 +175,32 @@ def trimmed_mean(rows: Tensor, f: int) -> Tensor:
     return _mean_of_middle(rows, f)
 
 
+def tolerated(name: str, clients: int) -> int:
+    """Say how many hostile clients an aggregator can stand among some.
+
+    Parameters
+    ----------
+    name
+        The aggregator.
+    clients
+        How many clients there are.
+
+    Returns
+    -------
+    int
+        The largest ``f`` that it takes; 0 for the mean, and where Krum has too few rows to choose by.
+
+    Raises
+    ------
+    UnknownName
+        If there is no such aggregator.
+    """
+    if name not in AGGREGATORS:
+        raise UnknownName("aggregator", name, AGGREGATORS)
+    least = {"mean": clients, "krum": 3, "multi_krum": 3}.get(name, 1)  # clients that it needs besides 2 f
+    return max(0, (clients - least) // 2)
+
+
 AGGREGATORS: dict[str, tuple[Callable[..., Tensor], frozenset[str], frozenset[str]]] = {
     "mean": (mean, frozenset(), frozenset()),
     "krum": (lambda rows, _, **options: krum(rows, **options), frozenset({"f"}), frozenset({"strict"})),

@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,36 @@ def replacing(path: Path) -> Iterator[Path]:
         The draft to write to; if the block raises, ``path`` is left as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
+    draft = _draft(path)
     yield draft
     sync(draft)
     os.replace(draft, path)
     sync(path.parent)
+
+
+def replace_all(folder: Path, writers: Mapping[str, Callable[[Path], None]]) -> None:
+    """Write several files of a folder, each in one step; the folder is forced to the disk once, after the last.
+
+    Parameters
+    ----------
+    folder
+        The folder; it is made if it is not there. There is one writer at a time.
+    writers
+        By each file's name, what writes it to a draft.
+    """
+    if not writers:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, write in writers.items():
+        draft = _draft(folder / name)
+        write(draft)
+        sync(draft)
+        os.replace(draft, folder / name)
+    sync(folder)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.draft")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,6 +6,10 @@ A checkpoint is a folder, ``checkpoint/000003-round-00000020/``::
     checkpoint.json     the run that it belongs to, the round, the order of the tensors, whatever scalars the experiment
                         adds, the size and SHA-256 of the other file, and a SHA-256 of all this
 
+Of a matrix that is kept for all clients, and of which some rows were never changed, ``NAME`` holds the rows that were,
+``NAME (index)`` their numbers and ``NAME (opening)`` the row that all others are; ``checkpoint.json`` then says under
+``repeated`` how many rows there are. Large tensors are written and read block by block.
+
 It is written under a draft name, forced to the disk and renamed, and only then is the last but two removed: at every
 instant at least one whole checkpoint is there, once one was. The number in front counts checkpoints, so that one that
 is written again (a round redone after a damaged one was passed over) never has to take the place of another.
@@ -19,24 +23,28 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from coterie.errors import CheckpointError
+from coterie.rows import Kept
+from coterie.storage import tensor_file
 from coterie.storage.atomic import sync
+from coterie.storage.tensor_file import BLOCK, Entry, NotTensors, Part
 
 _NAME = re.compile(r"(\d+)-round-(\d+)")
 _DRAFT = ".writing"
 _KEPT = 2
 _TENSORS = "state.safetensors"
 _RECORD = "checkpoint.json"
+_LARGE = 2**28  # bytes of a state whose checkpoints are spaced by the time that they take
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,9 @@ def settled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     owners: set[int] = set()
     for name, tensor in state.items():
+        if isinstance(tensor, Kept):  # lies alone on its shelf, and where it lies decides nothing
+            out[name] = tensor
+            continue
         value = tensor.detach()
         storage = value.untyped_storage()
         alone = value.is_contiguous() and storage.nbytes() == value.nbytes and storage.data_ptr() not in owners
@@ -109,6 +120,7 @@ class Checkpoints:
         self._folder = folder
         self._run_id = run_id
         self._damaged: set[Path] = set()  # found on reading; only a reader pays for checksums
+        self._took: tuple[float, float] | None = None  # when the last one was done, and seconds that it took
 
     def save(
         self,
@@ -135,21 +147,24 @@ class Checkpoints:
         Path
             Its folder.
         """
+        began = time.monotonic()
         states = {"server": server, "clients": clients}
         draft = self._folder / _DRAFT
         if draft.exists():
             shutil.rmtree(draft)
         draft.mkdir(parents=True)
         tensors = {f"{owner}/{name}": value for owner, state in states.items() for name, value in state.items()}
-        save_file(settled(tensors), draft / _TENSORS)
+        entries, repeated = _entries(tensors)
+        size, digest = tensor_file.write(draft / _TENSORS, entries)
         record = {
             "run": self._run_id,
             "round": int(round_number),
             # A safetensors file has an order of its own; an algorithm may well walk through its state.
             "order": {owner: list(state) for owner, state in states.items()},
             "extra": dict(extra or {}),
-            "bytes": (draft / _TENSORS).stat().st_size,
-            "sha256": _digest(draft / _TENSORS),
+            "bytes": size,
+            "sha256": digest,
+            **({"repeated": repeated} if repeated else {}),
         }
         text = json.dumps({**record, "checksum": _checksum(record)}, indent=2)
         (draft / _RECORD).write_text(text, encoding="utf-8")
@@ -160,15 +175,29 @@ class Checkpoints:
         os.replace(draft, final)
         sync(self._folder)
         self._prune()
+        self._took = (time.monotonic(), time.monotonic() - began) if size >= _LARGE else None
         return final
 
-    def latest(self, device: torch.device | str = "cpu") -> Checkpoint | None:
+    @property
+    def affordable(self) -> bool:
+        """Whether another one may be due: those of a large state are to take a tenth of the time at most."""
+        if self._took is None:
+            return True
+        ended, seconds = self._took
+        return time.monotonic() - ended >= 9 * seconds
+
+    def latest(
+        self, device: torch.device | str = "cpu", places: Mapping[str, Mapping[str, Tensor]] | None = None
+    ) -> Checkpoint | None:
         """Read the newest whole checkpoint, passing over damaged ones.
 
         Parameters
         ----------
         device
             Where to put the tensors.
+        places
+            Under ``server`` and ``clients``, states of which kept matrices are filled and given back, where they have
+            the shape and type of what is read; whatever they held is lost, also where this fails.
 
         Returns
         -------
@@ -185,7 +214,7 @@ class Checkpoints:
             reasons = []
             for path in reversed(found):
                 try:
-                    return self._read(path, torch.device(device))
+                    return self._read(path, torch.device(device), places or {})
                 except _Damaged as reason:
                     self._damaged.add(path)
                     reasons.append(f"{path.name}: {reason}")
@@ -233,17 +262,37 @@ class Checkpoints:
             raise _Damaged(f"{_TENSORS} {found}")
         return dict(record)
 
-    def _read(self, path: Path, device: torch.device) -> Checkpoint:
+    def _read(self, path: Path, device: torch.device, places: Mapping[str, Mapping[str, Tensor]]) -> Checkpoint:
         record = self._record(path)
+        repeated: dict[str, int] = record.get("repeated", {})
+        loaded: dict[str, Tensor] = {}
         try:
-            if _digest(path / _TENSORS) != record["sha256"]:
-                raise _Damaged(f"{_TENSORS} does not match its checksum")
-            loaded = load_file(path / _TENSORS, device=str(device))
-        except (OSError, SafetensorError) as error:
+            with tensor_file.reading(path / _TENSORS) as reader:
+                for part in reader:
+                    # Where there are rows that were left out, their index and the opening row have been read by now.
+                    shape = (repeated[part.name], *part.shape[1:]) if part.name in repeated else part.shape
+                    index, opening = (loaded.get(f"{part.name} ({what})") for what in ("index", "opening"))
+                    if index is not None and not _increasing(index, shape[0]):
+                        raise NotTensors("it numbers rows that are not there")
+                    owner, _, name = part.name.partition("/")
+                    place = places.get(owner, {}).get(name)
+                    if isinstance(place, Kept) and (place.shape, place.dtype) == (shape, part.dtype):
+                        _fill(place, part, index, opening)
+                        loaded[part.name] = place
+                    elif index is not None and opening is not None:
+                        loaded[part.name] = opening.expand(shape).index_copy(0, index, part.whole())
+                    else:
+                        loaded[part.name] = part.whole()
+                if reader.sha256 != record["sha256"]:
+                    raise _Damaged(f"{_TENSORS} does not match its checksum")
+        except (OSError, NotTensors) as error:
             raise _Damaged(f"{_TENSORS} cannot be read ({error})") from error
-        # Cloned out of the file's mapping, whose alignment is not that of memory that PyTorch allocates.
+        except (KeyError, IndexError, RuntimeError) as error:  # by numbers that are not what was written, or our own
+            if _digest(path / _TENSORS) == record["sha256"]:
+                raise
+            raise _Damaged(f"{_TENSORS} does not match its checksum") from error
         server, clients = (
-            {name: loaded[f"{owner}/{name}"].clone() for name in record["order"][owner]}
+            {name: _on(loaded[f"{owner}/{name}"], device) for name in record["order"][owner]}
             for owner in ("server", "clients")
         )
         return Checkpoint(record["round"], server, clients, record["extra"])
@@ -262,6 +311,47 @@ class Checkpoints:
 
 def _number(path: Path) -> int:
     return int(path.name.partition("-")[0])
+
+
+def _entries(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Entry], dict[str, int]]:
+    """Say what to write of a state, and how many rows those matrices have of which not all are written."""
+    entries: dict[str, Entry] = {}
+    repeated: dict[str, int] = {}
+    for name, value in tensors.items():
+        if not isinstance(value, Kept):
+            entries[name] = Entry.of(value)
+            continue
+        index = value.shelf.changed()
+        if len(index) < len(value):
+            repeated[name] = len(value)
+            entries[f"{name} (index)"] = Entry.of(index)
+            entries[f"{name} (opening)"] = Entry.of(value.shelf.opening)
+        entries[name] = Entry((len(index), *value.shape[1:]), value.dtype, partial(_blocks, value, index))
+    return entries, repeated
+
+
+def _blocks(rows: Kept, index: Tensor) -> Iterator[Tensor]:
+    for piece in index.split(max(1, BLOCK // max(1, rows.shelf.row_bytes))):
+        yield rows.shelf.on_host(piece)
+
+
+def _fill(place: Kept, part: Part, index: Tensor | None, opening: Tensor | None) -> None:
+    """Put rows in their place as they are read."""
+    shelf = place.shelf
+    index = torch.arange(len(place)) if index is None else index
+    shelf.reset(shelf.opening if opening is None else opening.to(shelf.device))
+    at = 0
+    for block in part.rows():
+        shelf.fill(index[at : at + len(block)], block)
+        at += len(block)
+
+
+def _increasing(index: Tensor, count: int) -> bool:
+    return not len(index) or (bool((index[1:] > index[:-1]).all()) and int(index[0]) >= 0 and int(index[-1]) < count)
+
+
+def _on(value: Tensor, device: torch.device) -> Tensor:
+    return value if isinstance(value, Kept) else value.to(device)
 
 
 def _digest(path: Path) -> str:

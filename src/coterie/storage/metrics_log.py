@@ -40,7 +40,9 @@ _BUFFER_ROWS = 2**22  # about 50 MB
 _PART = re.compile(r"part-(\d+)\.parquet")
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
+    """One metric of some clients, as it was appended."""
+
     round: int
     model: str
     split: str
@@ -63,9 +65,15 @@ class MetricsLog:
     def __init__(self, run: Path) -> None:
         self._merged = run / "metrics.parquet"
         self._folder = run / "metrics"
-        self._buffer: list[_Block] = []
+        self._buffer: list[Block] = []
         self._buffered = 0
         self._last_round = 0
+        self._latest: list[Block] = []
+
+    @property
+    def latest(self) -> Sequence[Block]:
+        """What was appended of the last round that this object was given, on the disk already or not."""
+        return self._latest
 
     def append(
         self,
@@ -98,7 +106,7 @@ class MetricsLog:
         ValueError
             If the rounds go backwards, or values and clients do not match.
         """
-        block = _Block(
+        block = Block(
             int(round_number),
             model,
             split,
@@ -115,7 +123,10 @@ class MetricsLog:
             raise ValueError(f"round {block.round} comes after round {self._last_round}: rounds must not go backwards")
         if not len(block.values):
             return
+        if block.round > self._last_round:
+            self._latest = []
         self._last_round = block.round
+        self._latest.append(block)
         self._buffer.append(block)
         self._buffered += len(block.values)
         if self._buffered >= _BUFFER_ROWS:
@@ -157,6 +168,7 @@ class MetricsLog:
         self._buffer = [block for block in self._buffer if block.round <= round_number]
         self._buffered = sum(len(block.values) for block in self._buffer)
         self._last_round = min(self._last_round, round_number)
+        self._latest = [block for block in self._latest if block.round <= round_number]
         self._unmerge()
         for part in self._parts():
             rounds = _read(part, columns=["round"])["round"]
@@ -219,7 +231,7 @@ class MetricsLog:
         os.replace(self._merged, self._folder / "part-000000.parquet")
 
 
-def _table(blocks: Sequence[_Block]) -> pa.Table:
+def _table(blocks: Sequence[Block]) -> pa.Table:
     sizes = [len(block.values) for block in blocks]
     columns: list[pa.Array] = [
         pa.array(np.repeat(np.array([block.round for block in blocks], dtype=np.int32), sizes)),

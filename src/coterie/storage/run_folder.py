@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fcntl
 import hashlib
 import json
 import os
@@ -41,12 +40,11 @@ from torch import Tensor
 from coterie.errors import RunFolderError
 from coterie.storage.atomic import is_draft, read_json, replacing, write_json, write_text
 from coterie.storage.checkpoints import Checkpoints
+from coterie.storage.lock import LOCK_FILE, lock_folder
 from coterie.storage.metrics_log import MetricsLog
 from coterie.storage.reading import SHARES, matrix_log, read_config, read_summary
 from coterie.storage.timings_log import TimingsLog
 from coterie.storage.weights_log import WeightsLog
-
-_LOCK = ".lock"
 
 
 class RunFolder:
@@ -121,7 +119,7 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
             _refuse_unless_empty(folder)
             with contextlib.ExitStack() as on_failure:
-                new = cls(folder, _lock(folder), {})
+                new = cls(folder, lock_folder(folder), {})
                 on_failure.callback(new.close)
                 _refuse_unless_empty(folder)  # another process may have begun between the look and the lock
                 new.write_config(config)
@@ -147,7 +145,7 @@ class RunFolder:
         folder = Path(path)
         config = read_config(folder)
         with _reported(folder):
-            return cls(folder, _lock(folder), config)
+            return cls(folder, lock_folder(folder), config)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -307,29 +305,11 @@ class RunFolder:
 
 def _refuse_unless_empty(folder: Path) -> None:
     # A lock and drafts are what a run leaves that was killed before it began.
-    inside = sorted(path.name for path in folder.iterdir() if path.name != _LOCK and not is_draft(path))
+    inside = sorted(path.name for path in folder.iterdir() if path.name != LOCK_FILE and not is_draft(path))
     if "config.yaml" in inside:
         raise RunFolderError(f"{folder} holds a run already: choose another --out, or `coterie resume {folder}`")
     if inside:
         raise RunFolderError(f"{folder} is not empty (it holds {inside[0]!r}): choose another --out")
-
-
-def _lock(folder: Path) -> int:
-    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(handle, 32).decode(errors="replace").strip()
-        os.close(handle)
-        raise RunFolderError(
-            f"{folder} is in use by another process{f' ({holder})' if holder else ''}: wait until it ends, or stop it"
-        ) from None
-    except BaseException:
-        os.close(handle)
-        raise
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"process {os.getpid()}\n".encode(), 0)
-    return handle
 
 
 @contextlib.contextmanager

@@ -27,6 +27,12 @@ class TimingsLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lines: list[str] = []
+        self._latest: dict[str, float] = {}
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """Seconds of the last round that this object was given, by what they were spent on."""
+        return dict(self._latest)
 
     def append(self, round_number: int, **seconds: float) -> None:
         """Record the seconds of one round.
@@ -38,7 +44,8 @@ class TimingsLog:
         **seconds
             Seconds by what they were spent on, such as ``train=0.2, evaluate=0.1``; together they are the round's.
         """
-        entry = {"round": int(round_number), **{stage: float(spent) for stage, spent in seconds.items()}}
+        self._latest = {stage: float(spent) for stage, spent in seconds.items()}
+        entry = {"round": int(round_number), **self._latest}
         self._lines.append(json.dumps(entry) + "\n")
 
     def flush(self) -> None:

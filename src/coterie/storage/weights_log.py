@@ -7,6 +7,7 @@ stand for. The words are those of collaboration weights, which say how much each
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from coterie.errors import RunFolderError
-from coterie.storage.atomic import replacing
+from coterie.storage.atomic import replace_all
 
 _FILE = re.compile(r"round-(\d+)\.safetensors")
 _BUFFER_BYTES = 2**26
@@ -42,6 +43,12 @@ class WeightsLog:
     ) -> None:
         self._folder, self._what, self._axes = folder, what, axes
         self._buffer: dict[int, dict[str, npt.NDArray[np.generic]]] = {}
+        self._latest: tuple[int, npt.NDArray[np.generic]] | None = None
+
+    @property
+    def latest(self) -> tuple[int, npt.NDArray[np.generic]] | None:
+        """The last round that this object was given and its matrix, on the disk already or not."""
+        return self._latest
 
     def append(
         self,
@@ -76,14 +83,14 @@ class WeightsLog:
                 f"weights of shape {matrix.shape} do not go with {len(rows)} takers and {len(columns)} givers"
             )
         self._buffer[int(round_number)] = {"weights": matrix, "takers": rows, "givers": columns}
+        self._latest = (int(round_number), matrix)
         if sum(entry["weights"].nbytes for entry in self._buffer.values()) >= _BUFFER_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Put what was appended so far on the disk."""
-        for round_number, entry in self._buffer.items():
-            with replacing(self._file(round_number)) as draft:
-                save_file(entry, draft)
+        writers = {self._file(number).name: partial(save_file, entry) for number, entry in self._buffer.items()}
+        replace_all(self._folder, writers)
         self._buffer = {}
 
     def cut(self, round_number: int) -> None:

@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from coterie.engines.flower.blocks import block_of, content_of
 from coterie.engines.transport import Failure, Transport
 
 Settings = Mapping[str, str | int | float | bool]
 
-_RECORD, _ITEM, _STYPE = "coterie", "block", "coterie.block"
 _ACTION = "query"
-_POLL = 0.05  # seconds; Flower's own send_and_receive sleeps for three
+_POLL, _SELDOM = 0.25, 2.0  # seconds between looks, growing with the wait: each costs the SuperLink some work
+_GONE = (3, 4, 5)  # Flower's codes for a message, a reply or a node that is not available
 _GRACE = 5.0  # seconds that a node that was late before gets beyond twice what the others took
 
 
@@ -66,7 +67,7 @@ class FlowerGrid:
         waiting: dict[str, int] = {}
         for node, block in messages.items():
             # One at a time: a request that holds all of them may be too large where each alone is not.
-            message = Message(_content(block), dst_node_id=node, message_type=_ACTION, ttl=deadline + 60)
+            message = Message(content_of(block), dst_node_id=node, message_type=_ACTION, ttl=deadline + 60)
             for identifier in self._grid.push_messages([message]):
                 waiting[identifier] = node
         replies: dict[int, bytes | Failure] = {}
@@ -76,11 +77,11 @@ class FlowerGrid:
                 # By the message that it answers: an error's sender is not the node.
                 node = waiting.pop(reply.metadata.reply_to_message_id, -1)
                 if node >= 0:
-                    replies[node] = _failure(reply) if reply.has_error() else _block(reply)
+                    replies[node] = _failure(reply) if reply.has_error() else block_of(reply)
             if waiting and patience and not patience & set(waiting.values()):
                 until = min(until, began + 2 * (time.monotonic() - began) + _GRACE)
                 patience = frozenset()  # what is left gets no further reprieve
-            time.sleep(_POLL)
+            time.sleep(min(max(_POLL, (time.monotonic() - began) / 20), _SELDOM))
         return replies
 
 
@@ -106,46 +107,31 @@ def server_app(serve: Callable[[Transport, Settings], None]) -> ServerApp:
     return app
 
 
-def client_app(handle: Callable[[bytes, Settings], bytes]) -> ClientApp:
-    """Make Flower's ClientApp of a function from a message's block to the reply's.
+def client_app(reason: str) -> ClientApp:
+    """Make a Flower ClientApp that refuses: nodes of ours answer by :mod:`coterie.engines.flower.executor`.
 
     Parameters
     ----------
-    handle
-        Called with the block and the node's settings.
+    reason
+        What a node that runs it replies.
 
     Returns
     -------
     ClientApp
-        What SuperNodes run.
+        What a SuperNode with Flower's own executor would run.
     """
     app = ClientApp()
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        block = _block(message)
-        if isinstance(block, Failure):
-            raise ValueError(block.reason)
-        return Message(_content(handle(block, dict(context.node_config))), reply_to=message)
+        raise RuntimeError(reason)
 
     return app
 
 
-def _content(block: bytes) -> RecordDict:
-    return RecordDict({_RECORD: ArrayRecord({_ITEM: Array("uint8", (len(block),), _STYPE, block)})})
-
-
-def _block(message: Message) -> bytes | Failure:
-    record = message.content.array_records.get(_RECORD)
-    item = record.get(_ITEM) if record is not None else None
-    if item is None or item.stype != _STYPE:
-        return Failure("its message is not one of Coterie's")
-    return bytes(item.data)
-
-
 def _failure(message: Message) -> Failure:
     reason = " ".join(str(message.error.reason or "").split())
-    return Failure(f"Flower's error {message.error.code}: {reason[:300]}")
+    return Failure(f"Flower's error {message.error.code}: {reason[:300]}", gone=message.error.code in _GONE)
 
 
 def _open_ssh(key: bytes) -> str:

@@ -38,7 +38,6 @@ class Gate:
         self._superlink = superlink
         self._context = ssl.create_default_context(cafile=ca)
         self._client: httpx.AsyncClient | None = None
-        self.down = self.up = 0  # bytes of bodies that went to nodes and came from them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a node's call, refuse any other."""
@@ -71,9 +70,7 @@ class Gate:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise httpx.ReadError("the node went away")
-                piece = message.get("body", b"")
-                self.up += len(piece)
-                yield piece
+                yield message.get("body", b"")
                 more = message.get("more_body", False)
 
         assert self._client is not None
@@ -89,7 +86,6 @@ class Gate:
             passed = [(name, value) for name, value in passed if name not in _NOT_FORWARDED]
             await send({"type": "http.response.start", "status": response.status_code, "headers": passed})
             async for piece in response.aiter_raw():
-                self.down += len(piece)
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:

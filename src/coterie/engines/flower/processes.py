@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -19,6 +20,15 @@ from coterie.errors import ConfigError
 
 CONNECTION = "coterie"
 """What our SuperLink is called in Flower's configuration."""
+
+# On Linux a process can ask for a signal when its parent dies (PR_SET_PDEATHSIG is 1). Without it a SuperNode whose
+# parent was killed would go on, answer nothing and keep its key busy; a SuperLink would keep its port.
+_TIED = """\
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 def environment(home: Path, threads: int = 1) -> dict[str, str]:
@@ -46,6 +56,8 @@ def environment(home: Path, threads: int = 1) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
         "OMP_NUM_THREADS": str(threads),
+        # Flower's processes talk to each other on this machine, never through a proxy.
+        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1"])),
     }
 
 
@@ -114,8 +126,8 @@ def superlink(port: int, folder: Path) -> list[str]:
     ]
 
 
-def supernode(address: str, ca: Path, key: Path | None, port: int, settings: Mapping[str, str]) -> list[str]:
-    """Give the command line of a SuperNode.
+def supernode(address: str, ca: Path, key: Path | None, port: int) -> list[str]:
+    """Give the command line of a SuperNode that runs no app itself: it offers messages at a port of this machine.
 
     Parameters
     ----------
@@ -126,22 +138,18 @@ def supernode(address: str, ca: Path, key: Path | None, port: int, settings: Map
     key
         The node's private key.
     port
-        A port on this machine for Flower's own processes.
-    settings
-        What the node's half is told.
+        A port on this machine, for :class:`~coterie.engines.flower.executor.Executor`.
 
     Returns
     -------
     list of str
         The command line.
     """
-    given = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
     return [
         _program("flower-supernode"),
         *("--superlink", address, "--root-certificates", str(ca)),
         *(() if key is None else ("--auth-supernode-private-key", str(key))),
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *("--node-config", given),
+        *("--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
     ]
 
 
@@ -183,7 +191,7 @@ def flwr(arguments: Sequence[str], env: Mapping[str, str], timeout: float = 120.
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process in a group of its own, its output in a file.
+    """Start a process in a group of its own, its output in a file; on Linux it ends when this one does.
 
     Parameters
     ----------
@@ -199,10 +207,11 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> subproce
     subprocess.Popen
         The process.
     """
+    tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())] if sys.platform == "linux" else []
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         return subprocess.Popen(
-            list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            [*tied, *command], env=dict(env), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
 
 
@@ -261,13 +270,22 @@ def free_port() -> int:
     -------
     int
         The port.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
     """
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    # Below those that systems give to outgoing calls: one of these may be taken again before it is listened on.
+    for _ in range(1000):
+        port = 20000 + secrets.randbelow(12000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise ConfigError("no free port was found on this machine: give one with --port")
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, log: Path, seconds: float = 180.0) -> None:
     """Wait until somebody listens on a port of this machine.
 
     Parameters
@@ -276,6 +294,10 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], seconds: float = 
         The port.
     process
         Who should.
+    what
+        What it is called, for the error message.
+    log
+        The file with its output, for the error message.
     seconds
         How long to wait.
 
@@ -287,11 +309,36 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], seconds: float = 
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise ConfigError(f"{process.args!r} ended with code {process.returncode}: see its log")
+            raise ConfigError(how_it_ended(what, process, log))
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(0.1)
-    raise ConfigError(f"nobody listens on port {port} after {seconds:g} s: see the log")
+    raise ConfigError(f"the {what} does not listen on port {port} after {seconds:g} s: see {log}")
+
+
+def how_it_ended(what: str, process: subprocess.Popen[bytes], log: Path) -> str:
+    """Say how a process ended by itself, with the reason that its log gives.
+
+    Parameters
+    ----------
+    what
+        What it is called.
+    process
+        The process.
+    log
+        The file with its output.
+
+    Returns
+    -------
+    str
+        One sentence.
+    """
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    # Flower writes "Exit Code: 305", the reason in a few lines, and a pointer to its documentation.
+    _, found, rest = text.rpartition("Exit Code:")
+    lines = rest.partition("For more information")[0].splitlines()[1:] if found else []
+    reason = " ".join(" ".join(lines).split())
+    return f"the {what} ended with code {process.returncode}{f' ({reason})' if reason else ''}: see {log}"
 
 
 def _program(name: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
@@ -37,11 +38,13 @@ def superlink(folder: Path, port: int, keys: Sequence[tuple[str, str]]) -> Itera
     home = folder / "flower"
     processes.write_connection(home, f"127.0.0.1:{port}", processes.inside(folder) / "ca.crt")
     env = processes.environment(home)
-    process = processes.start(processes.superlink(port, folder), env, folder / "superlink.log")
+    log = folder / "superlink.log"
+    process = processes.start(processes.superlink(port, folder), env, log)
     try:
-        processes.wait_for_port(port, process)
-        for name, key in keys:
-            _register(folder, name, key, env)
+        processes.wait_for_port(port, process, "SuperLink", log)
+        # Each is a process that does little but start.
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            list(pool.map(lambda member: _register(folder, member[0], member[1], env), keys))
         yield env
     finally:
         processes.stop(process)
@@ -49,7 +52,7 @@ def superlink(folder: Path, port: int, keys: Sequence[tuple[str, str]]) -> Itera
 
 def _register(folder: Path, name: str, key: str, env: dict[str, str]) -> None:
     file = folder / "keys" / f"{name}.pub"
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(key + "\n", encoding="utf-8")
     try:
         processes.flwr(["supernode", "register", str(file), processes.CONNECTION], env)

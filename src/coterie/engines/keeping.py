@@ -1,0 +1,202 @@
+"""Where the state of all clients is kept: on the device, in the host's memory or on disk, chosen by size."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.engines.porter import Porter, free_memory
+from coterie.engines.shelves import AwayShelf, InMemory, OnDisk
+from coterie.errors import ConfigError
+from coterie.rows import Chosen, Kept, OnDevice, Rows, Shelf, repeated
+
+Keep = Literal["auto", "device", "host", "disk"]
+"""Where rows are kept; ``auto`` is the first of the others with room for them."""
+
+Place = Literal["device", "host", "disk"]
+
+_SMALL = 2**12  # bytes: shorter rows stay on the device
+_OF_DEVICE, _OF_MEMORY = 0.5, 0.6  # parts of what is free that may be filled; the rest is for computing
+
+
+class Keeper:
+    """Finds a place for the rows of all clients, and has those of the next cohort brought.
+
+    Parameters
+    ----------
+    keep
+        Where they are to lie.
+    device
+        The device that computes.
+    scratch
+        Folder for files; the system's own for such things by default.
+    """
+
+    def __init__(self, keep: Keep, device: torch.device, scratch: str | os.PathLike[str] | None = None) -> None:
+        self.keep: Keep = keep
+        self._device, self._scratch = device, Path(tempfile.gettempdir() if scratch is None else scratch)
+        self._porter: Porter | None = None
+        self._away: list[AwayShelf] = []
+        self._next: Chosen | None = None
+
+    def place(self, server: Rows, clients: Rows, count: int) -> tuple[Rows, Rows]:
+        """Give every matrix a place, where it lies alone.
+
+        Parameters
+        ----------
+        server
+            The server's state; only matrices made by :func:`coterie.rows.repeated` are placed.
+        clients
+            The clients' state; all that has a row for each is placed.
+        count
+            How many clients.
+
+        Returns
+        -------
+        tuple of Rows
+            Both states, in their places.
+        """
+        seen: set[int] = set()
+        server = {name: _alone(value, seen) if isinstance(value, Kept) else value for name, value in server.items()}
+        clients = {
+            name: _alone(value, seen) if isinstance(value, Kept) or (value.dim() and len(value) == count) else value
+            for name, value in clients.items()
+        }
+        kept = [value for value in (*server.values(), *clients.values()) if isinstance(value, Kept)]
+        large = [value.nbytes for value in kept if value.shelf.row_bytes >= _SMALL]
+        place = self.choose(sum(large)) if self.keep == "auto" else self.keep
+        self.keep = place
+        for value in kept:
+            self._move(value, place)
+        return server, clients
+
+    def choose(self, size: int) -> Place:
+        """Choose where to keep so many bytes.
+
+        Parameters
+        ----------
+        size
+            Bytes of all matrices together.
+
+        Returns
+        -------
+        str
+            The first place with room for them.
+        """
+        if self._device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self._device)
+            if size <= _OF_DEVICE * free:
+                return "device"
+        if size <= _OF_MEMORY * free_memory():
+            return "device" if self._on_host() else "host"
+        return "disk"
+
+    def _on_host(self) -> bool:
+        """Whether the device computes in the host's memory, so that rows that are kept there need no other shelf."""
+        return self._device.type == "cpu"
+
+    def _move(self, value: Kept, place: Keep) -> None:
+        old = value.shelf
+        on_device = place == "device" or old.row_bytes < _SMALL or (place == "host" and self._on_host())
+        new: Shelf
+        if on_device:
+            new = OnDevice(old.shape[0], old.opening)
+        else:
+            self._porter = self._porter or Porter(self._device)
+            if place == "host":
+                new = InMemory(old.shape[0], old.opening, self._porter)
+            else:
+                new = OnDisk(old.shape[0], old.opening, self._porter, self._folder())
+            self._away.append(new)
+        value.move(new)
+        value.settle()
+
+    def _folder(self) -> Path:
+        if not self._scratch.is_dir():
+            raise ConfigError(f"scratch is {str(self._scratch)!r}, but must be a folder that is there")
+        return self._scratch
+
+    def expect(self, clients: Tensor | None) -> None:
+        """Say whose rows will be asked for next.
+
+        Parameters
+        ----------
+        clients
+            The next cohort, in increasing order; ``None`` if it is not known.
+        """
+        self._next = None if clients is None or not self._away else Chosen(clients)
+
+    def begin(self, clients: Tensor | None = None) -> None:
+        """Say that a round or an evaluation begins.
+
+        Parameters
+        ----------
+        clients
+            The cohort of a round; what was brought for others is dropped.
+        """
+        cohort = None if clients is None else Chosen(clients)
+        for shelf in self._away:
+            shelf.asked = False
+            if cohort is not None:
+                shelf.forget(cohort)
+
+    def end(self) -> None:
+        """Say that a round ends: what was asked for in it will be in the next."""
+        for shelf in self._away:
+            shelf.useful = shelf.asked
+
+    def prefetch(self, in_round: bool = False) -> None:
+        """Have rows brought for whom :meth:`expect` named, from the shelves that were asked for some; then forget them.
+
+        Parameters
+        ----------
+        in_round
+            Also from those that were asked in the last round.
+        """
+        chosen, self._next = self._next, None
+        if chosen is None:
+            return
+        wanted = [shelf for shelf in self._away if shelf.asked or (in_round and shelf.useful)]
+        if self._has_room(sum(len(chosen) * shelf.row_bytes for shelf in wanted)):
+            for shelf in wanted:
+                shelf.prefetch(chosen)
+
+    def _has_room(self, size: int) -> bool:
+        if self._device.type != "cuda":
+            return size <= free_memory() / 4
+        free, _ = torch.cuda.mem_get_info(self._device)
+        free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return size <= free / 4
+
+
+def _alone(value: Tensor, seen: set[int]) -> Kept:
+    """Give a matrix that shares its shelf with none that was seen before."""
+    if not isinstance(value, Kept):
+        filled = repeated(torch.zeros_like(value[0]), len(value))
+        index = torch.arange(len(value), device=value.device)
+        return filled.patched(Chosen(index), value)
+    if id(value.shelf) in seen:
+        return _alone(value.dense(), seen) if value.patch is not None else repeated(value.shelf.opening, len(value))
+    seen.add(id(value.shelf))
+    return value
+
+
+def near(path: Path | None) -> Path | None:
+    """Give the folder nearest to a path that is there already.
+
+    Parameters
+    ----------
+    path
+        The path, ``None`` for none.
+
+    Returns
+    -------
+    Path or None
+        The path itself, or the first above it that is a folder.
+    """
+    return None if path is None else next(above for above in (path, *path.absolute().parents) if above.is_dir())

@@ -1,0 +1,113 @@
+"""The clients' state: taken and changed for some of them at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from coterie.errors import AlgorithmError
+from coterie.rows import Rows, put_rows, take_rows
+
+
+class _OnDemand(dict[str, Tensor]):
+    """Rows that are gathered when they are looked at: of a state a personal model may need little."""
+
+    def __init__(self, rows: Rows, clients: Tensor) -> None:
+        super().__init__(dict.fromkeys(rows))  # type: ignore[arg-type]
+        self._rows, self._clients = rows, clients
+
+    def __getitem__(self, name: str) -> Tensor:
+        if super().__getitem__(name) is None:
+            self[name] = take_rows(self._rows[name], self._clients)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name in self:
+            return self[name]
+        return default
+
+    def values(self) -> Any:
+        return self._all().values()
+
+    def items(self) -> Any:
+        return self._all().items()
+
+    def copy(self) -> Rows:
+        return self._all()
+
+    def __or__(self, other: Any) -> Any:
+        return self._all() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self._all()
+
+    def _all(self) -> Rows:
+        return {name: self[name] for name in self}
+
+
+@dataclass
+class ClientStates:
+    """Every client's state.
+
+    Parameters
+    ----------
+    rows
+        The state, a row per client.
+    """
+
+    rows: Rows
+
+    def gather(self, clients: Tensor) -> Rows:
+        """Give some clients' state.
+
+        Parameters
+        ----------
+        clients
+            Whose.
+
+        Returns
+        -------
+        Rows
+            Copies.
+        """
+        return {name: take_rows(value, clients) for name, value in self.rows.items()}
+
+    def on_demand(self, clients: Tensor) -> Rows:
+        """Give some clients' state, each name once it is looked at.
+
+        Parameters
+        ----------
+        clients
+            Whose.
+
+        Returns
+        -------
+        Rows
+            Copies.
+        """
+        return _OnDemand(self.rows, clients)
+
+    def scatter(self, clients: Tensor, changes: Rows) -> None:
+        """Change some clients' state; the rows that were there before are left as they are.
+
+        Parameters
+        ----------
+        clients
+            Whose.
+        changes
+            New rows, for the names that change.
+
+        Raises
+        ------
+        AlgorithmError
+            If a task returned a name that the state does not have, or another shape.
+        """
+        new = dict(self.rows)
+        for name, value in changes.items():
+            if name not in self.rows or value.shape[1:] != self.rows[name].shape[1:]:
+                have = {key: tuple(rows.shape[1:]) for key, rows in self.rows.items()}
+                raise AlgorithmError(f"a task changed {name!r} of shape {tuple(value.shape[1:])}: state has {have}")
+            new[name] = put_rows(self.rows[name], clients, value)
+        self.rows = new

@@ -1,0 +1,354 @@
+"""Convolution of each row's samples with its own filters, as products of matrices that are never written out.
+
+A convolution is a product of the matrix of all windows of the images with the matrix of filters. Writing the windows
+out costs nine times the images for a 3x3 filter, there and back; here each tile of them is gathered as it is needed.
+Images are read at any strides; outputs lie channels last. No sum is split between programs, so results repeat bit for
+bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from coterie.kernels.windows import filters_kernel, windows_kernel
+
+_PROGRAMS = 1056
+"""Programs that keep a device busy: a few on each of its processors."""
+
+
+class Shape(NamedTuple):
+    """The numbers of a convolution.
+
+    Parameters
+    ----------
+    kernel
+        Height and width of the filters.
+    stride
+        Steps of the window.
+    padding
+        Zeros around the image.
+    dilation
+        Distance between the window's places.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+
+class Tiles(NamedTuple):
+    """How a product is cut.
+
+    Parameters
+    ----------
+    m
+        Rows of a tile of the result.
+    n
+        Columns of it.
+    k
+        Terms that are summed at a time.
+    warps
+        Warps that compute it.
+    stages
+        Tiles that are fetched ahead.
+    """
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+def _places(image: Tensor) -> tuple[int, int, int, int]:
+    """Give the strides of an image ``[samples, channels, height, width]`` in the order of the kernels."""
+    each, channel, line, place = image.stride()
+    return each, line, place, channel
+
+
+def _power(least: int, number: int, most: int) -> int:
+    return max(least, min(most, 1 << max(0, number - 1).bit_length()))
+
+
+def tiles_of(kind: str, features: int, terms: int, precision: str) -> Tiles:
+    """Say how a product is cut.
+
+    Parameters
+    ----------
+    kind
+        ``"forward"``, ``"images"`` or ``"filters"``: what is computed.
+    features
+        Columns of the result.
+    terms
+        Rows of the filters' matrix.
+    precision
+        How products are rounded.
+
+    Returns
+    -------
+    Tiles
+        The cut.
+    """
+    if kind == "filters":
+        return Tiles(_power(16, terms, 64 if precision == "tf32x3" else 128), _power(16, features, 64), 32, 2, 3)
+    if terms < 64:
+        return Tiles(64, _power(16, features, 32), 32, 4, 3)
+    return Tiles(128, _power(16, features, 64), 32, 4, 3)
+
+
+def _constants(shape: Shape) -> dict[str, int]:
+    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = shape
+    return {
+        "KERNEL_H": kh,
+        "KERNEL_W": kw,
+        "STRIDE_H": sh,
+        "STRIDE_W": sw,
+        "PAD_H": ph,
+        "PAD_W": pw,
+        "DILATION_H": dh,
+        "DILATION_W": dw,
+    }
+
+
+def images_with_filters(
+    image: Tensor,
+    filters: Tensor,
+    bias: Tensor | None,
+    shape: Shape,
+    size: tuple[int, int],
+    *,
+    relu: bool = False,
+    mask: Tensor | None = None,
+    precision: str = "tf32x3",
+    kind: str = "forward",
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """Convolve.
+
+    Parameters
+    ----------
+    image
+        Images ``[rows × samples, channels, height, width]``, at any strides.
+    filters
+        Each row's filters ``[rows, kernel height × kernel width × channels, features]``.
+    bias
+        Each row's shift ``[rows, features]``.
+    shape
+        The convolution's numbers.
+    size
+        Height and width of the result.
+    relu
+        Whether to cut the result at zero.
+    mask
+        Where this is not above zero the image counts as zero; shaped like the image.
+    precision
+        How products are rounded: ``"tf32"``, ``"tf32x3"`` (as good as float32) or ``"ieee"``.
+    kind
+        What it is for; decides the tiles.
+    tiles
+        How it is cut; chosen if not given.
+
+    Returns
+    -------
+    Tensor
+        ``[rows × samples, features, *size]``, channels last in memory.
+    """
+    rows, terms, features = filters.shape
+    everything, channels, height, width = image.shape
+    samples = everything // rows
+    out = image.new_empty(everything, *size, features)
+    tiles = tiles or tiles_of(kind, features, terms, precision)
+    grid = (triton.cdiv(samples * size[0] * size[1], tiles.m) * triton.cdiv(features, tiles.n), rows)
+    windows_kernel[grid](
+        image,
+        out,
+        filters,
+        filters if bias is None else bias,
+        image if mask is None else mask,
+        0 if bias is None else bias.stride(0),
+        *_places(image),
+        *out.stride()[:3],
+        *_places(image if mask is None else mask),
+        SAMPLES=samples,
+        HEIGHT=height,
+        WIDTH=width,
+        CHANNELS=channels,
+        DOWN=size[0],
+        ACROSS=size[1],
+        FEATURES=features,
+        **_constants(shape),
+        BIAS=bias is not None,
+        RELU=relu,
+        MASKED=mask is not None,
+        PRECISION=precision,
+        M=tiles.m,
+        N=tiles.n,
+        K=tiles.k,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    return out.permute(0, 3, 1, 2)
+
+
+def filters_gradient(
+    image: Tensor,
+    gradient: Tensor,
+    rows: int,
+    shape: Shape,
+    *,
+    bias: bool,
+    mask: Tensor | None = None,
+    precision: str = "tf32x3",
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Sum the filters' gradient over a row's windows.
+
+    Parameters
+    ----------
+    image
+        Images ``[rows × samples, channels, height, width]``.
+    gradient
+        Gradient of the result ``[rows × samples, features, down, across]``.
+    rows
+        Rows.
+    shape
+        The convolution's numbers.
+    bias
+        Whether the shift's gradient is wanted too.
+    mask
+        Where this is not above zero the gradient counts as zero; shaped like the gradient.
+    precision
+        How products are rounded.
+    tiles
+        How it is cut; chosen if not given.
+
+    Returns
+    -------
+    tuple of Tensor
+        ``[rows, features, channels, kernel height, kernel width]`` and ``[rows, features]`` or ``None``.
+    """
+    everything, channels, height, width = image.shape
+    _, features, down, across = gradient.shape
+    terms = shape.kernel[0] * shape.kernel[1] * channels
+    tiles = tiles or tiles_of("filters", features, terms, precision)
+    blocks = triton.cdiv(terms, tiles.m) * triton.cdiv(features, tiles.n)
+    windows = everything // rows * down * across
+    # So many programs that they keep the device busy; what each has summed is put together in their order.
+    parts = max(1, min(_PROGRAMS // (blocks * rows), windows // 256))
+    piece = triton.cdiv(triton.cdiv(windows, tiles.k), parts) * tiles.k
+    parts = triton.cdiv(windows, piece)
+    out = image.new_empty(parts, rows, features, channels, *shape.kernel)
+    shifts = image.new_empty(parts, rows, features) if bias else None
+    grid = (blocks, rows, parts)
+    filters_kernel[grid](
+        image,
+        gradient,
+        gradient if mask is None else mask,
+        out,
+        out if shifts is None else shifts,
+        piece,
+        rows,
+        *_places(image),
+        *_places(gradient),
+        *_places(gradient if mask is None else mask),
+        SAMPLES=everything // rows,
+        HEIGHT=height,
+        WIDTH=width,
+        CHANNELS=channels,
+        DOWN=down,
+        ACROSS=across,
+        FEATURES=features,
+        **_constants(shape),
+        BIAS=bias,
+        MASKED=mask is not None,
+        PRECISION=precision,
+        M=tiles.m,
+        N=tiles.n,
+        K=tiles.k,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    if parts == 1:
+        return out.squeeze(0), None if shifts is None else shifts.squeeze(0)
+    return out.sum(0), None if shifts is None else shifts.sum(0)
+
+
+class Convolve(torch.autograd.Function):
+    """Convolution with stride 1, shift and, if wanted, a cut at zero, of each row with its own filters."""
+
+    @staticmethod
+    def forward(image: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, relu: bool, precision: str) -> Tensor:
+        """Convolve ``[rows × samples, channels, height, width]`` with ``[rows, features, channels, ...]``."""
+        rows = len(weight)
+        filters = weight.permute(0, 3, 4, 2, 1).reshape(rows, -1, weight.shape[1]).contiguous()
+        reach = [d * (k - 1) for d, k in zip(shape.dilation, shape.kernel, strict=True)]
+        size = tuple(
+            (side + 2 * pad - far - 1) // stride + 1
+            for side, pad, far, stride in zip(image.shape[2:], shape.padding, reach, shape.stride, strict=True)
+        )
+        assert len(size) == 2
+        return images_with_filters(image, filters, bias, shape, size, relu=relu, precision=precision)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what the way back needs."""
+        image, weight, bias, ctx.shape, ctx.relu, ctx.precision = inputs
+        ctx.shifted = bias is not None
+        ctx.save_for_backward(image, weight, output if ctx.relu else None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Give the gradients of images, filters and shifts."""
+        image, weight, output = ctx.saved_tensors
+        shape, rows = ctx.shape, len(weight)
+        of_image = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            # The gradient, convolved with the filters turned round.
+            turned = weight.flip(3, 4).permute(0, 3, 4, 1, 2).reshape(rows, -1, weight.shape[2]).contiguous()
+            padding = tuple(
+                d * (k - 1) - p for d, k, p in zip(shape.dilation, shape.kernel, shape.padding, strict=True)
+            )
+            back = Shape(shape.kernel, (1, 1), padding, shape.dilation)
+            of_image = images_with_filters(
+                gradient, turned, None, back, image.shape[2:], mask=output, precision=ctx.precision, kind="images"
+            )
+        if ctx.needs_input_grad[1]:
+            of_weight, of_bias = filters_gradient(
+                image, gradient, rows, shape, bias=ctx.shifted, mask=output, precision=ctx.precision
+            )
+        return of_image, of_weight, of_bias, None, None, None
+
+
+def convolve(image: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, relu: bool, precision: str) -> Tensor:
+    """Convolve each row's images with its own filters; can be differentiated once.
+
+    Parameters
+    ----------
+    image
+        Images ``[rows × samples, channels, height, width]``.
+    weight
+        Filters ``[rows, features, channels, kernel height, kernel width]``.
+    bias
+        Shifts ``[rows, features]``.
+    shape
+        The convolution's numbers; its stride must be 1.
+    relu
+        Whether to cut the result at zero.
+    precision
+        How products are rounded.
+
+    Returns
+    -------
+    Tensor
+        ``[rows × samples, features, down, across]``, channels last in memory.
+    """
+    function: Any = Convolve.apply
+    out: Tensor = function(image, weight, bias, shape, relu, precision)
+    return out

@@ -1,0 +1,120 @@
+"""Dropout by the streams of :mod:`coterie.randomness`: the same integers, drawn and applied in one pass each way."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _drop(
+    x,
+    key,
+    idle,
+    out,
+    count,
+    threshold,
+    scale,
+    GOLDEN: tl.constexpr,
+    MIX_1: tl.constexpr,
+    MIX_2: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    seed = tl.load(key + row)
+    # Two's complement: products and sums wrap as in coterie.randomness, whose shifts fill with zeros as here.
+    value = seed + ((at // 4 + 1).to(tl.int64)) * GOLDEN
+    value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * MIX_1
+    value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * MIX_2
+    value = value ^ ((value >> 31) & 0x1FFFFFFFF)
+    lane = (value >> ((at % 4) * 16).to(tl.int64)).to(tl.int16)
+    kept = lane.to(tl.int32) >= threshold
+    given = tl.load(x + row * count + at, mask=inside, other=0.0)
+    factor = tl.where(kept, scale, 0.0)
+    factor = tl.where(tl.load(idle + row) == 0, 1.0, factor)
+    tl.store(out + row * count + at, given * factor, mask=inside)
+
+
+class Draw(NamedTuple):
+    """Which elements are dropped.
+
+    Parameters
+    ----------
+    threshold
+        An element is kept where its 16-bit number is at least this.
+    scale
+        What a kept element is multiplied by.
+    constants
+        The three constants of the hash.
+    """
+
+    threshold: int
+    scale: float
+    constants: tuple[int, int, int]
+
+
+def _apply(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    count = x.numel() // len(key)
+    grid = (triton.cdiv(count, _BLOCK), len(key))
+    golden, first, second = draw.constants
+    _drop[grid](
+        x, key, idle, out, count, draw.threshold, draw.scale, GOLDEN=golden, MIX_1=first, MIX_2=second, BLOCK=_BLOCK
+    )
+    return out
+
+
+class Drop(torch.autograd.Function):
+    """Zero some elements of each row and scale the others; a row whose ``idle`` is 0 is left as it is."""
+
+    @staticmethod
+    def forward(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
+        """Apply it to rows ``[rows, ...]``, with a key for each."""
+        return _apply(x, key, idle, draw)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what the way back needs."""
+        _, key, idle, ctx.draw = inputs
+        ctx.save_for_backward(key, idle)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Apply the same factors to the gradient."""
+        key, idle = ctx.saved_tensors
+        return _apply(gradient, key, idle, ctx.draw), None, None, None
+
+
+def drop(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
+    """Zero some elements of each row and scale the others; can be differentiated once.
+
+    Parameters
+    ----------
+    x
+        Rows, one after another.
+    key
+        A key for each row.
+    idle
+        A row where this is 0 is left as it is.
+    draw
+        Which elements are dropped.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of ``x``.
+    """
+    function: Any = Drop.apply
+    out: Tensor = function(x, key, idle, draw)
+    return out

@@ -1,0 +1,351 @@
+"""Dense layers of many clients with few samples each.
+
+Such a layer's time is that of reading its weights: each is used for a handful of samples. So the weights are read once,
+by as many programs as keep the memory busy, and a gradient step is written over them as it is computed. Sums that are
+split between programs are put together in a fixed order, so results repeat bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from coterie.kernels.products import product
+
+MOST_SAMPLES = 64
+"""With more samples the layer is a matter of arithmetic, and the library's products are the better ones."""
+
+_PROGRAMS = 1056
+
+
+@triton.jit
+def _forward(
+    x,
+    weight,
+    bias,
+    out,
+    x_row,
+    x_sample,
+    weight_row,
+    weight_out,
+    bias_row,
+    piece,
+    rows,
+    SAMPLES: tl.constexpr,
+    INSIDE: tl.constexpr,
+    OUTSIDE: tl.constexpr,
+    BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    """out[m, n] = bias[n] + sum over i of x[m, i] weight[n, i], for one piece of the sum."""
+    row = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+    m = tl.arange(0, M)
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    sums = tl.zeros((M, N), dtype=tl.float32)
+    begin = part * piece
+    end = tl.minimum(begin + piece, INSIDE)
+    for first in range(begin, end, K):
+        k = first + tl.arange(0, K)
+        given = tl.load(
+            x + row * x_row + (m * x_sample)[:, None] + k[None, :],
+            mask=(m < SAMPLES)[:, None] & (k < end)[None, :],
+            other=0.0,
+        )
+        factors = tl.load(
+            weight + row * weight_row + (n * weight_out)[None, :] + k[:, None],
+            mask=(n < OUTSIDE)[None, :] & (k < end)[:, None],
+            other=0.0,
+        )
+        sums = product(given, factors, sums, PRECISION)
+    if BIAS and part == 0:
+        sums += tl.load(bias + row * bias_row + n, mask=n < OUTSIDE, other=0.0)[None, :]
+    to = ((part * rows + row) * SAMPLES + m)[:, None] * OUTSIDE + n[None, :]
+    tl.store(out + to, sums, mask=(m < SAMPLES)[:, None] & (n < OUTSIDE)[None, :])
+
+
+@triton.jit
+def _backward(
+    gradient,
+    weight,
+    out,
+    gradient_row,
+    gradient_sample,
+    weight_row,
+    weight_out,
+    SAMPLES: tl.constexpr,
+    INSIDE: tl.constexpr,
+    OUTSIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    """out[m, i] = sum over n of gradient[m, n] weight[n, i]."""
+    row = tl.program_id(1).to(tl.int64)
+    m = tl.arange(0, M)
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    sums = tl.zeros((M, N), dtype=tl.float32)
+    for first in range(0, OUTSIDE, K):
+        n = first + tl.arange(0, K)
+        given = tl.load(
+            gradient + row * gradient_row + (m * gradient_sample)[:, None] + n[None, :],
+            mask=(m < SAMPLES)[:, None] & (n < OUTSIDE)[None, :],
+            other=0.0,
+        )
+        factors = tl.load(
+            weight + row * weight_row + (n * weight_out)[:, None] + i[None, :],
+            mask=(n < OUTSIDE)[:, None] & (i < INSIDE)[None, :],
+            other=0.0,
+        )
+        sums = product(given, factors, sums, PRECISION)
+    to = (row * SAMPLES + m)[:, None] * INSIDE + i[None, :]
+    tl.store(out + to, sums, mask=(m < SAMPLES)[:, None] & (i < INSIDE)[None, :])
+
+
+@triton.jit
+def _descend(
+    gradient,
+    x,
+    rate,
+    weight,
+    bias,
+    gradient_row,
+    gradient_sample,
+    x_row,
+    x_sample,
+    rate_row,
+    weight_row,
+    weight_out,
+    bias_row,
+    SAMPLES: tl.constexpr,
+    INSIDE: tl.constexpr,
+    OUTSIDE: tl.constexpr,
+    BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    S: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    """weight[n, i] -= rate * sum over samples of gradient[s, n] x[s, i], and the bias likewise."""
+    row = tl.program_id(1).to(tl.int64)
+    across = tl.cdiv(INSIDE, K)
+    n = (tl.program_id(0) // across) * N + tl.arange(0, N)
+    i = (tl.program_id(0) % across) * K + tl.arange(0, K)
+    s = tl.arange(0, S)
+    step = tl.load(
+        gradient + row * gradient_row + (s * gradient_sample)[None, :] + n[:, None],
+        mask=(s < SAMPLES)[None, :] & (n < OUTSIDE)[:, None],
+        other=0.0,
+    )
+    step = step * -tl.load(rate + row * rate_row)
+    given = tl.load(
+        x + row * x_row + (s * x_sample)[:, None] + i[None, :],
+        mask=(s < SAMPLES)[:, None] & (i < INSIDE)[None, :],
+        other=0.0,
+    )
+    there = (n < OUTSIDE)[:, None] & (i < INSIDE)[None, :]
+    at = weight + row * weight_row + (n * weight_out)[:, None] + i[None, :]
+    old = tl.load(at, mask=there, other=0.0)
+    # The old weights are added last: to sum on top of them would round every term to their size.
+    change = product(step, given, tl.zeros((N, K), dtype=tl.float32), PRECISION)
+    tl.store(at, old + change, mask=there)
+    if BIAS and tl.program_id(0) % across == 0:
+        shift = bias + row * bias_row + n
+        tl.store(shift, tl.load(shift, mask=n < OUTSIDE, other=0.0) + tl.sum(step, 1), mask=n < OUTSIDE)
+
+
+def _power(least: int, number: int, most: int) -> int:
+    return max(least, min(most, 1 << max(0, number - 1).bit_length()))
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
+    """Apply each row's layer to its samples.
+
+    Parameters
+    ----------
+    x
+        Samples ``[rows, samples, inside]``.
+    weight
+        Weights ``[rows, outside, inside]``.
+    bias
+        Shifts ``[rows, outside]``.
+    precision
+        How products are rounded.
+
+    Returns
+    -------
+    Tensor
+        ``[rows, samples, outside]``.
+    """
+    rows, samples, inside = x.shape
+    outside = weight.shape[1]
+    m, n, k = _power(16, samples, MOST_SAMPLES), _power(16, outside, 64), _power(16, inside, 64)
+    blocks = triton.cdiv(outside, n)
+    parts = max(1, min(_PROGRAMS // (blocks * rows), inside // 512))
+    piece = triton.cdiv(triton.cdiv(inside, k), parts) * k
+    parts = triton.cdiv(inside, piece)
+    out = x.new_empty(parts, rows, samples, outside)
+    _forward[(blocks, rows, parts)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        *x.stride()[:2],
+        *weight.stride()[:2],
+        0 if bias is None else bias.stride(0),
+        piece,
+        rows,
+        SAMPLES=samples,
+        INSIDE=inside,
+        OUTSIDE=outside,
+        BIAS=bias is not None,
+        PRECISION=precision,
+        M=m,
+        N=n,
+        K=k,
+        num_warps=4,
+        num_stages=3,
+    )
+    return out.squeeze(0) if parts == 1 else out.sum(0)
+
+
+def backward(gradient: Tensor, weight: Tensor, precision: str) -> Tensor:
+    """Give the gradient of the samples.
+
+    Parameters
+    ----------
+    gradient
+        Gradient of the results ``[rows, samples, outside]``.
+    weight
+        Weights ``[rows, outside, inside]``.
+    precision
+        How products are rounded.
+
+    Returns
+    -------
+    Tensor
+        ``[rows, samples, inside]``.
+    """
+    rows, samples, outside = gradient.shape
+    inside = weight.shape[2]
+    gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
+    out = gradient.new_empty(rows, samples, inside)
+    m, n, k = _power(16, samples, MOST_SAMPLES), _power(16, inside, 128), _power(16, outside, 32)
+    _backward[(triton.cdiv(inside, n), rows)](
+        gradient,
+        weight,
+        out,
+        *gradient.stride()[:2],
+        *weight.stride()[:2],
+        SAMPLES=samples,
+        INSIDE=inside,
+        OUTSIDE=outside,
+        PRECISION=precision,
+        M=m,
+        N=n,
+        K=k,
+        num_warps=4,
+        num_stages=3,
+    )
+    return out
+
+
+def descend_(weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor, rate: Tensor, precision: str) -> None:
+    """Take a gradient step in place.
+
+    Parameters
+    ----------
+    weight
+        Weights ``[rows, outside, inside]``; changed.
+    bias
+        Shifts ``[rows, outside]``; changed.
+    x
+        Samples ``[rows, samples, inside]``.
+    gradient
+        Gradient of the results ``[rows, samples, outside]``.
+    rate
+        Step of each row ``[rows, 1]``.
+    precision
+        How products are rounded.
+    """
+    rows, samples, inside = x.shape
+    outside = weight.shape[1]
+    gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
+    s, n, k = _power(16, samples, MOST_SAMPLES), _power(16, outside, 64), _power(16, inside, 128)
+    _descend[(triton.cdiv(outside, n) * triton.cdiv(inside, k), rows)](
+        gradient,
+        x,
+        rate,
+        weight,
+        weight if bias is None else bias,
+        *gradient.stride()[:2],
+        *x.stride()[:2],
+        rate.stride(0),
+        *weight.stride()[:2],
+        0 if bias is None else bias.stride(0),
+        SAMPLES=samples,
+        INSIDE=inside,
+        OUTSIDE=outside,
+        BIAS=bias is not None,
+        PRECISION=precision,
+        S=s,
+        N=n,
+        K=k,
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+class Apply(torch.autograd.Function):
+    """A layer whose own parameters need no gradient."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
+        """Apply it to ``[rows, samples, inside]``."""
+        return forward(x, weight, bias, precision)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what the way back needs."""
+        _, weight, _, ctx.precision = inputs
+        ctx.save_for_backward(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Give the gradient of the samples."""
+        (weight,) = ctx.saved_tensors
+        return backward(gradient, weight, ctx.precision), None, None, None
+
+
+def apply(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
+    """Apply each row's layer; can be differentiated once, with respect to the samples.
+
+    Parameters
+    ----------
+    x
+        Samples ``[rows, samples, inside]``.
+    weight
+        Weights ``[rows, outside, inside]``.
+    bias
+        Shifts ``[rows, outside]``.
+    precision
+        How products are rounded.
+
+    Returns
+    -------
+    Tensor
+        ``[rows, samples, outside]``.
+    """
+    function: Any = Apply.apply
+    out: Tensor = function(x, weight, bias, precision)
+    return out

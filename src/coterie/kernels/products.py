@@ -1,0 +1,16 @@
+"""The product of two tiles, rounded as asked."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(left, right, sums, PRECISION: tl.constexpr):
+    """Add ``left @ right`` to ``sums``, which are float32 whatever the factors are rounded to."""
+    if PRECISION == "bf16":
+        sums = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), sums)
+    else:
+        sums = tl.dot(left, right, sums, input_precision=PRECISION)
+    return sums

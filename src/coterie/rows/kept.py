@@ -1,0 +1,371 @@
+"""Matrices with a row per client that lie wherever there is room for them, and change by a few rows at a time.
+
+A :class:`Kept` matrix is a tensor to whoever reads it. Behind it is a :class:`Shelf`, which holds the rows on the
+device, in the host's memory or on disk. Replacing rows (``put_rows``) gives another matrix on the same shelf with a
+patch over it, and costs no more than those rows: the old one is still what it was. :meth:`Kept.settle` writes the
+patch to the shelf. Whoever still holds an older matrix of that shelf then finds the old rows in a patch of its own: no
+matrix ever changes under its reader. Where nobody does, nothing is kept of the old rows.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.errors import AlgorithmError
+from coterie.rows.shelves import Chosen, Opening, Shelf
+
+BLOCK_BYTES = 2**26
+"""Bytes of the blocks of rows in which a matrix is read as a whole."""
+
+
+class _Held:
+    """What a :class:`Kept` matrix is made of: a shelf, and rows that stand over the shelf's."""
+
+    __slots__ = ("__weakref__", "chosen", "shelf", "values")
+
+    def __init__(self, shelf: Shelf, chosen: Chosen | None = None, values: Tensor | None = None) -> None:
+        self.shelf, self.chosen, self.values = shelf, chosen, values
+        shelf.readers = [reader for reader in shelf.readers if reader() is not None]
+        shelf.readers.append(weakref.ref(self))
+
+    def take(self, chosen: Chosen) -> Tensor:
+        if self.chosen is None or self.values is None:
+            return self.shelf.gather(chosen)
+        place, mine = chosen.within(self.chosen)
+        if bool(mine.all()):
+            return self.values.index_select(0, place.to(self.shelf.device))
+        out = self.shelf.gather(chosen)
+        if bool(mine.any()):
+            over = place[mine].to(self.shelf.device)
+            out.index_copy_(0, mine.nonzero().squeeze(1).to(out.device), self.values.index_select(0, over))
+        return out
+
+    def blocks(self, rows: int, begin: int) -> Iterator[Tensor]:
+        for block in self.shelf.blocks(rows, begin):
+            end = begin + len(block)
+            if self.chosen is not None and self.values is not None:
+                low, high = torch.searchsorted(self.chosen.host, torch.tensor([begin, end])).tolist()
+                if low < high:
+                    block = block.clone()
+                    block.index_copy_(0, self.chosen.here[low:high] - begin, self.values[low:high])
+            yield block
+            begin = end
+
+
+def _joined(below: tuple[Chosen, Tensor], above: tuple[Chosen, Tensor]) -> tuple[Chosen, Tensor]:
+    """Put one patch over another."""
+    (old, old_values), (new, new_values) = below, above
+    if torch.equal(old.host, new.host):
+        return above
+    left = (~old.within(new)[1]).nonzero().squeeze(1)
+    host = torch.cat([old.host[left], new.host])
+    order = host.argsort()
+    values = torch.cat([old_values[left.to(old_values.device)], new_values])[order.to(old_values.device)]
+    host = host[order]
+    return Chosen(host.to(values.device), host), values
+
+
+class Kept(Tensor):
+    """A matrix with a row per client, on a shelf.
+
+    Taking rows of it, and the functions of :mod:`coterie.rows`, touch what they need. Everything else that PyTorch can
+    do with a tensor is done with a copy of the whole matrix on the device that computes. What is taken is always a copy
+    and never a window into the matrix.
+
+    Parameters
+    ----------
+    shelf
+        Where the rows lie.
+    held
+        The rows with what stands over them; by default the shelf's as they are.
+    """
+
+    _held: _Held
+
+    @staticmethod
+    def __new__(cls, shelf: Shelf, held: _Held | None = None) -> Kept:
+        """Make the tensor, which has a shape, a type and a device, but no memory of its own."""
+        made: Kept = Tensor._make_wrapper_subclass(cls, shelf.shape, dtype=shelf.dtype, device=shelf.device)
+        made._held = held or _Held(shelf)
+        return made
+
+    def __init__(self, shelf: Shelf, held: _Held | None = None) -> None:
+        super().__init__()
+
+    @property
+    def shelf(self) -> Shelf:
+        """Where the rows lie."""
+        return self._held.shelf
+
+    @property
+    def patch(self) -> Tensor | None:
+        """The rows that stand over the shelf's and are not settled yet."""
+        return self._held.values
+
+    def pick(self, chosen: Chosen) -> Tensor:
+        """Give some rows.
+
+        Parameters
+        ----------
+        chosen
+            Which.
+
+        Returns
+        -------
+        Tensor
+            A copy.
+        """
+        return self._held.take(chosen)
+
+    def patched(self, chosen: Chosen, values: Tensor) -> Kept:
+        """Give the matrix with some rows replaced.
+
+        Parameters
+        ----------
+        chosen
+            Which, each once.
+        values
+            What to put there; copied, so that whoever made them may change them.
+
+        Returns
+        -------
+        Kept
+            Another matrix on the same shelf; this one is left as it is.
+        """
+        held, shelf = self._held, self.shelf
+        own = torch.empty((len(chosen), *shelf.shape[1:]), dtype=shelf.dtype, device=shelf.device).copy_(values)
+        if bool((chosen.host[1:] <= chosen.host[:-1]).any()):
+            order = chosen.host.argsort()
+            chosen, own = Chosen(chosen.here[order.to(shelf.device)], chosen.host[order]), own[order.to(shelf.device)]
+        patch = (chosen, own)
+        if held.chosen is not None and held.values is not None:
+            patch = _joined((held.chosen, held.values), patch)
+        return Kept(shelf, _Held(shelf, *patch))
+
+    def settle(self) -> None:
+        """Write to the shelf what stands over it; may be stopped and called again."""
+        held, shelf = self._held, self.shelf
+        if held.chosen is None or held.values is None:
+            return
+        others = [other for reader in shelf.readers if (other := reader()) is not None and other is not held]
+        if others:
+            below = (held.chosen, shelf.gather(held.chosen))
+            for other in others:
+                over = None if other.chosen is None or other.values is None else (other.chosen, other.values)
+                # What another matrix has over these rows already is what it must go on to show.
+                other.chosen, other.values = below if over is None else _joined(below, over)
+        shelf.write(held.chosen, held.values)
+        held.chosen = held.values = None
+
+    def move(self, shelf: Shelf) -> None:
+        """Lie on another shelf from now on.
+
+        Parameters
+        ----------
+        shelf
+            A shelf with the same rows.
+        """
+        self._held = _Held(shelf, self._held.chosen, self._held.values)
+
+    def blocks(self, rows: int | None = None, first: int = 0) -> Iterator[tuple[int, Tensor]]:
+        """Give rows, block after block.
+
+        Parameters
+        ----------
+        rows
+            Rows in a block; by default as many as make up :data:`BLOCK_BYTES`, whatever the shelf.
+        first
+            Where to begin.
+
+        Yields
+        ------
+        tuple
+            The first row's number, and consecutive rows on the device that computes, which must not be changed.
+        """
+        # Of 16 rows, so that a block that is copied lies in memory as one that is not: alignment can decide a last bit.
+        rows = rows or max(16, BLOCK_BYTES // max(1, self.shelf.row_bytes) // 16 * 16)
+        for block in self._held.blocks(rows, first):
+            yield first, block
+            first += len(block)
+
+    def dense(self) -> Tensor:
+        """Give all rows at once.
+
+        Returns
+        -------
+        Tensor
+            A plain matrix on the device that computes, which must not be changed: it may be the shelf's own.
+        """
+        whole = self.shelf.whole()
+        if whole is not None and self._held.chosen is None:
+            return whole
+        out = torch.empty(self.shelf.shape, dtype=self.shelf.dtype, device=self.shelf.device)
+        for begin, block in self.blocks():
+            out[begin : begin + len(block)] = block
+        return out
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer what is asked of the matrix as a tensor."""
+        kwargs = kwargs or {}
+        if func in _OUTSIDE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        first = args[0] if args else None
+        if func is Tensor.__getitem__ and isinstance(first, Kept):
+            chosen = _chosen(first, args[1])
+            if chosen is not None:
+                rows = first.pick(chosen)
+                return rows[0] if isinstance(args[1], int) else rows.view(*_shape_of(args[1], chosen), *rows.shape[1:])
+        name = getattr(func, "__name__", "")
+        if isinstance(first, Kept) and name.startswith("new_"):
+            return func(first.shelf.opening, *args[1:], **kwargs)
+        if isinstance(kwargs.get("out"), Kept) or name in ("__set__", "__delete__"):
+            raise AlgorithmError(f"rows that are kept for all clients cannot be changed by {name!r}: use put_rows")
+        if isinstance(first, Kept) and _changes(name):
+            # Whoever has the matrix in hand may change it, as any tensor; it costs the whole of it.
+            own = first.dense().clone()
+            func(own, *_plain(args[1:], []), **_plain(kwargs, []))
+            first._held = _Held(first.shelf, first.shelf.span(0, len(first)), own)
+            return None if name == "__setitem__" else first
+        bases: list[Tensor] = []
+        result = func(*_plain(args, bases), **_plain(kwargs, bases))
+        return _apart(result, {base.untyped_storage().data_ptr() for base in bases})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Answer what reaches PyTorch's core in another way."""
+        return func(*_plain(args, []), **_plain(kwargs or {}, []))
+
+
+# What a tensor says about itself without looking at its numbers.
+_OUTSIDE = {
+    Tensor.__len__,
+    Tensor.size,
+    Tensor.dim,
+    Tensor.numel,
+    Tensor.element_size,
+    Tensor.is_floating_point,
+    Tensor.is_complex,
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "ndim", "nbytes", "itemsize", "is_cuda", "requires_grad", "layout")
+    ),
+}
+
+
+_OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+)
+_CHANGING = {"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)}
+
+
+def _changes(name: str) -> bool:
+    return name in _CHANGING or (name.endswith("_") and not name.endswith("__"))
+
+
+def _chosen(rows: Kept, index: Any) -> Chosen | None:
+    """Read an index of rows as tensors take it; ``None`` if it is another kind of index."""
+    count = len(rows)
+    if isinstance(index, bool):
+        return None
+    if isinstance(index, int):
+        host = torch.tensor([index])
+    elif isinstance(index, slice):
+        host = torch.arange(count)[index]
+    elif isinstance(index, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in index):
+        host = torch.tensor(index, dtype=torch.int64)
+    elif isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() == 1 and len(index) == count:
+        host = index.cpu().nonzero().squeeze(1)
+    elif isinstance(index, Tensor) and index.dtype in (torch.int32, torch.int64):
+        host = index.reshape(-1).to("cpu", torch.int64)
+    else:
+        return None
+    if bool(((host < -count) | (host >= count)).any()):
+        raise IndexError(f"there are {count} rows, numbered from 0: {index} is out of range")
+    host = torch.where(host < 0, host + count, host)
+    return Chosen(host.to(rows.device), host)
+
+
+def _shape_of(index: Any, chosen: Chosen) -> tuple[int, ...]:
+    if isinstance(index, Tensor) and index.dtype != torch.bool:
+        return tuple(index.shape)
+    return (len(chosen),)
+
+
+def chosen_of(rows: Tensor, index: Tensor) -> Chosen:
+    """Read the numbers of rows.
+
+    Parameters
+    ----------
+    rows
+        A matrix.
+    index
+        Row numbers of any shape, counted from 0.
+
+    Returns
+    -------
+    Chosen
+        The same, in one line.
+    """
+    return Chosen(index.reshape(-1).to(rows.device, torch.int64))
+
+
+def _plain(value: Any, bases: list[Tensor]) -> Any:
+    """Replace kept matrices by plain ones; collects those that are a shelf's own."""
+    if isinstance(value, Kept):
+        dense = value.dense()
+        bases.append(dense)
+        return dense
+    if type(value) in (list, tuple):
+        return type(value)(_plain(item, bases) for item in value)
+    if isinstance(value, dict):
+        return {key: _plain(item, bases) for key, item in value.items()}
+    return value
+
+
+def _apart(value: Any, bases: set[int]) -> Any:
+    """Copy what would be a window into a shelf: shelves change in place."""
+    if isinstance(value, Tensor):
+        return value.clone() if value.untyped_storage().data_ptr() in bases and value.numel() else value
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (list, tuple):
+        return type(value)(_apart(item, bases) for item in value)
+    return value
+
+
+def repeated(row: Tensor, count: int) -> Kept:
+    """Make a matrix whose rows are all alike; it takes room once it is known where.
+
+    Parameters
+    ----------
+    row
+        The row.
+    count
+        How many.
+
+    Returns
+    -------
+    Kept
+        A matrix ``[count, ...]``.
+    """
+    return Kept(Opening(count, row))

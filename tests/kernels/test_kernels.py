@@ -1,0 +1,210 @@
+"""Triton's kernels against the same mathematics in float64, run on the CPU by Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'coterie[kernels]'")
+
+from coterie import kernels, matrix_units, models, randomness
+from coterie.algorithms.base import Batch
+from coterie.engines.nets import ModuleNet, StackedNet
+from coterie.kernels import convolution, linear
+from coterie.kernels.convolution import Shape, convolve
+from coterie.kernels.dropping import Draw, drop
+from coterie.kernels.pooling import pool
+from coterie.kernels.splitting import split_centred
+from coterie.problems import Problem, StreamDropout
+
+FLOAT32 = 2e-6
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(kernels, "INTERPRETED", True)
+    yield
+
+
+def numbers(*shape: int, seed: int = 1) -> Tensor:
+    key = randomness.keys(seed, "kernel tests", 0, torch.arange(1))
+    count = int(torch.tensor(shape).prod())
+    return randomness.normal(key, count, torch.float32).view(shape)
+
+
+def apart(got: Tensor, wanted: Tensor) -> float:
+    return float((got.detach().double() - wanted.detach()).norm() / (wanted.detach().norm() + 1e-30))
+
+
+CONVOLUTIONS = {
+    "one channel": (2, 2, 1, 6, 9, 8, 5, 0, 1, False),
+    "padded, cut": (3, 2, 5, 20, 8, 8, 5, 2, 1, True),
+    "dilated": (1, 2, 4, 6, 9, 9, 3, 1, 2, True),
+    "many channels": (2, 1, 33, 17, 5, 6, 3, 0, 1, False),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("last", [False, True])
+def test_convolution_and_its_gradients(case: str, last: bool) -> None:
+    rows, batch, channels, features, height, width, k, pad, dilation, cut = CONVOLUTIONS[case]
+    x = numbers(rows * batch, channels, height, width)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    # As an engine has them: views of rows that hold other parameters too.
+    whole = numbers(rows, 7 + features * channels * k * k + features, seed=2)
+    w = whole[:, 7 : 7 + features * channels * k * k].view(rows, features, channels, k, k)
+    b = whole[:, 7 + features * channels * k * k :]
+    shape = Shape((k, k), (1, 1), (pad, pad), (dilation, dilation))
+    ours = [value.detach().requires_grad_() for value in (x, w, b)]
+    out = convolve(*ours, shape, cut, "ieee")
+    wide = [value.double().requires_grad_() for value in (x, w, b)]
+    each = [
+        F.conv2d(wide[0][r * batch : (r + 1) * batch], wide[1][r], wide[2][r], 1, pad, dilation) for r in range(rows)
+    ]
+    wanted = torch.cat(each)
+    wanted = wanted.relu() if cut else wanted
+    assert apart(out, wanted) < FLOAT32
+    gradient = numbers(*wanted.shape, seed=3)
+    got = torch.autograd.grad(out, ours, gradient)
+    for mine, theirs in zip(got, torch.autograd.grad(wanted, wide, gradient.double()), strict=True):
+        assert apart(mine, theirs) < FLOAT32
+
+
+@pytest.mark.parametrize("programs", [1, 1000])
+def test_a_sum_that_is_split_between_programs(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "_PROGRAMS", programs)
+    x, gradient = numbers(2 * 6, 2, 12, 12), numbers(2 * 6, 3, 10, 10, seed=2)
+    got, shift = convolution.filters_gradient(
+        x, gradient, 2, Shape((3, 3), (1, 1), (0, 0), (1, 1)), bias=True, precision="ieee"
+    )
+    w = torch.zeros(2, 3, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    out = torch.cat([F.conv2d(x[r * 6 : (r + 1) * 6].double(), w[r]) for r in range(2)])
+    (wanted,) = torch.autograd.grad(out, w, gradient.double())
+    assert apart(got, wanted) < FLOAT32
+    assert shift is not None
+    assert apart(shift, gradient.double().view(2, 6, 3, -1).sum((1, 3))) < FLOAT32
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    x = numbers(2, 1, 5, 5).requires_grad_()
+    out = convolve(x, numbers(1, 2, 1, 3, 3), None, Shape((3, 3), (1, 1), (0, 0), (1, 1)), False, "ieee")
+    (gradient,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("window", [(2, 2), (3, 2)])
+def test_pooling_is_bit_for_bit_that_of_torch(cut: bool, window: tuple[int, int]) -> None:
+    x = numbers(4, 5, 7, 6).contiguous(memory_format=torch.channels_last)
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    out, wanted = pool(mine, window, cut), F.max_pool2d(theirs.relu() if cut else theirs, window)
+    assert torch.equal(out, wanted)
+    gradient = numbers(*wanted.shape, seed=2)
+    (got,), (expected,) = torch.autograd.grad(out, mine, gradient), torch.autograd.grad(wanted, theirs, gradient)
+    assert torch.equal(got, expected)
+
+
+def test_dropout_draws_the_streams_own_integers() -> None:
+    layer = StreamDropout(0.25, 3)
+    key = randomness.keys(1, "dropout", 2, torch.arange(5))
+    key[3] = 0  # as in evaluation: nothing is dropped
+    x = numbers(5, 3, 7, 11)
+    constants = (randomness.GOLDEN, randomness.MIX_1, randomness.MIX_2)
+    draw = Draw(round(0.25 * 2**16) - 2**15, 1 / 0.75, constants)
+    leaf = x.clone().requires_grad_()
+    out = drop(leaf, randomness.fold_in(key, 3), key, draw)
+    factors = layer.factors(key, x)
+    assert torch.equal(out, x * factors)
+    assert 0.15 < float((factors[:3] == 0).double().mean()) < 0.35
+    assert torch.equal(torch.autograd.grad(out, leaf, x)[0], x * factors)
+    assert torch.equal(layer.dropped(key, x.flatten(0, 1)), (x * factors).flatten(0, 1))
+
+
+@pytest.mark.parametrize("samples", [3, 16, 50])
+@pytest.mark.parametrize("parts", [1, 1000])
+def test_dense_layers(samples: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_PROGRAMS", parts)
+    rows, inside, outside = 2, 1100, 19
+    whole = numbers(rows, 5 + inside * outside + outside)
+    weight, bias = whole[:, 5 : 5 + inside * outside].view(rows, outside, inside), whole[:, 5 + inside * outside :]
+    x = numbers(rows, samples, inside, seed=2).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    out = linear.apply(x, weight, bias, "ieee")
+    wanted = torch.baddbmm(bias.double().unsqueeze(1), wide, weight.double().transpose(1, 2))
+    assert apart(out, wanted) < FLOAT32
+    gradient = numbers(rows, samples, outside, seed=3)
+    (got,), (theirs,) = torch.autograd.grad(out, x, gradient), torch.autograd.grad(wanted, wide, gradient.double())
+    assert apart(got, theirs) < FLOAT32
+    rate = torch.tensor([[0.5], [0.25]])
+    step = gradient.double() * rate.double().unsqueeze(-1)
+    new_weight, new_bias = weight.double() - step.transpose(1, 2) @ wide.detach(), bias.double() - step.sum(1)
+    before = whole[:, :5].clone()
+    linear.descend_(weight, bias, x.detach(), gradient, rate, "ieee")
+    assert apart(weight, new_weight) < FLOAT32
+    assert apart(bias, new_bias) < FLOAT32
+    assert torch.equal(whole[:, :5], before)
+
+
+def test_rows_are_split_into_two_numbers_that_sum_to_them() -> None:
+    rows = numbers(11, 700)
+    mean = rows.mean(0)
+    high, low = torch.empty_like(rows), torch.empty_like(rows)
+    split_centred(rows, mean, high, low)
+    assert torch.equal(high + low, rows - mean)
+    assert not bool((high.view(torch.int32) & 0x1FFF).any())  # 11 significant bits
+    assert bool((low.abs() <= 2.0**-11 * (rows - mean).abs()).all())
+
+
+def test_large_products_of_rows() -> None:
+    rows, weights = numbers(9, 5000), numbers(4, 9, seed=2)
+    wide = rows.double()
+    centred = wide - wide.mean(0)
+    products, with_mean, of_mean = matrix_units.centred_gram(rows)
+    assert apart(products, centred @ centred.T) < FLOAT32
+    assert apart(with_mean, centred @ wide.mean(0)) < 1e-4  # a small difference of large numbers
+    assert apart(of_mean, wide.mean(0).square().sum()) < FLOAT32
+    assert apart(matrix_units.mixed(weights, rows), weights.double() @ wide) < FLOAT32
+
+
+MODELS: dict[str, tuple[int, ...]] = {"cnn_small": (1, 8, 8), "mlp": (1, 8, 8), "cnn_femnist": (1, 12, 12)}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_of_a_whole_model(model: str) -> None:
+    with randomness.torch_stream(1, "kernel tests"):
+        problem = Problem.of(models.build(model, MODELS[model], 10))
+    rows, samples = 2, 3
+    params = problem.start * torch.tensor([[1.0], [1.1]])
+    x, y = numbers(rows, samples, *MODELS[model]), torch.tensor([[1, 4, 7], [0, 9, 2]])
+    weight, rate = torch.full((rows, samples), 1 / samples), torch.tensor([[0.1], [0.3]])
+    key = randomness.keys(1, "kernel tests", 1, torch.arange(rows))
+
+    def stepped(net: Any) -> Tensor:
+        new = params.clone()
+        Batch(net, problem.loss, x, y, weight, torch.ones(rows), key).descend_(new, rate)
+        return new - params
+
+    wanted = stepped(ModuleNet(problem.module, problem.layout))
+    assert apart(stepped(StackedNet(problem.module, problem.layout)), wanted.double()) < 1e-5
+
+
+def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels.usable(torch.zeros(2))
+    assert not kernels.usable(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    assert not kernels.usable(torch.zeros(2))
+
+
+def test_precision_follows_the_switches() -> None:
+    assert kernels.precision() == "tf32x3"
+    for kind, wanted in (("float32", "tf32x3"), ("tf32", "tf32"), ("bf16", "bf16")):
+        with matrix_units.rounded(kind):  # type: ignore[arg-type]
+            assert kernels.precision() == wanted
+    assert kernels.precision() == "tf32x3"
