@@ -60,6 +60,23 @@ def test_who_is_not_in_the_roster(tmp_path: Path) -> None:
         agreement.read(write(tmp_path, TEXT)).number("east")
 
 
+def test_what_a_federation_cannot_run_is_one_sentence(tmp_path: Path) -> None:
+    agreed = agreement.read(write(tmp_path, TEXT))
+    (tmp_path / "mine.py").write_text("")
+    for algorithm, others, sentence in (
+        (str(tmp_path / "mine.py"), {}, "but a federation runs registered methods, not files"),
+        (
+            "fedavg",
+            {"matrix": True},
+            "matrix is true, but in a federation nobody has everybody's samples: leave it out",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=sentence) as refused:
+            agreed.experiment(algorithm, {}, **others)
+        assert "\n" not in str(refused.value)
+    assert agreed.experiment("fedavg", {}, matrix=False).matrix is False
+
+
 def test_a_node_splits_its_samples_as_a_simulation_would() -> None:
     agreed, datasets = make_agreement(), parts(3)
     x, y = (torch.cat([getattr(each, name) for each in datasets]) for name in ("x", "y"))
@@ -89,12 +106,56 @@ def test_own_classes_are_those_agreed_on(tmp_path: Path) -> None:
 def test_own_tables_are_found_beside_the_node(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": [1.0, 2, 3, 4], "b": [0.0, 1, 0, 1], "c": [1, 2, 3, 5], "y": ["well", "ill"] * 2})
     frame.to_csv(tmp_path / "t.csv", index=False)
-    agreed = agreement.read(write(tmp_path, TEXT))
+    agreed = agreement.read(write(tmp_path, TEXT.replace("[3],", "[3], columns: [a, b, c],")))
     found = load_own("table:path=t.csv,label=y", tmp_path, agreed)
     assert found.y.tolist() == [1, 0, 1, 0]
     assert found.mean == (0.0,)
     with pytest.raises(ConfigError, match="needs its label column"):
         load_own("t.csv", tmp_path, agreed)
+
+
+WARDS = """
+name: hospitals
+members: [{name: north}, {name: south}]
+data: {task: binary, input_shape: [4], classes: [ill, well], columns: [age, ward=a, ward=b, sex=f]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("age,ward,sex,y\n1,a,f,ill\n2,b,f,well", [[1, 1, 0, 1], [2, 0, 1, 1]]),
+        ("sex,y,ward,age\nf,well,b,3\nf,ill,b,4", [[3, 0, 1, 1], [4, 0, 1, 1]]),  # another order, and no ward a
+    ],
+)
+def test_columns_mean_the_same_at_every_node(tmp_path: Path, table: str, expected: list[list[float]]) -> None:
+    (tmp_path / "t.csv").write_text(table)
+    found = load_own("table:path=t.csv,label=y", tmp_path, agreement.read(write(tmp_path, WARDS)))
+    assert found.x.tolist() == expected
+    assert found.task == "binary"  # the schema's, which the table need not repeat
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("age,ward,sex,y\n1,c,f,ill\n2,b,f,well", "has 'ward=c', which is not among the columns"),
+        ("age,ward,sex,y\n1,1,f,ill\n2,2,f,well", "has 'ward', which is not among the columns"),
+        ("age,sex,y\n1,f,ill\n2,f,well", "has no column for 'ward=a'"),
+        ("ward,sex,y\na,f,ill\nb,f,well", "has no column for 'age'"),
+    ],
+)
+def test_columns_that_disagree_are_told(tmp_path: Path, table: str, says: str) -> None:
+    (tmp_path / "t.csv").write_text(table)
+    with pytest.raises(DataError, match=says):
+        load_own("table:path=t.csv,label=y", tmp_path, agreement.read(write(tmp_path, WARDS)))
+
+
+def test_a_table_needs_columns_that_all_agree_on(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("age,ward,y\n1,a,ill\n2,b,well")
+    with pytest.raises(DataError, match=r'agree on `columns: \["age", "ward=a", "ward=b"\]` under data'):
+        load_own("table:path=t.csv,label=y", tmp_path, agreement.read(write(tmp_path, TEXT)))
+    with pytest.raises(ConfigError, match="columns are 4, but input_shape is"):
+        agreement.read(write(tmp_path, WARDS.replace("[4]", "[3]")))
 
 
 def loader() -> Dataset:

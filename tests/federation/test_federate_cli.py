@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from coterie.cli.app import app
 from coterie.errors import ConfigError, CoterieError
-from coterie.federation.resident import ask, resident
+from coterie.federation.agreement import Schema
+from coterie.federation.coordinator import Plan, serve
+from coterie.federation.watching import Watch
 from coterie.federation.wire_table import lines
+from tests.federation.grid import LocalGrid, make_federation
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "coterie"
 needs_flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed")
@@ -89,12 +94,39 @@ def test_a_node_that_disagrees_does_not_start(tmp_path: Path, change: dict[str, 
         CliRunner().invoke(app, ["federate", "node", str(file.parent)], catch_exceptions=False)
 
 
-def test_blocks_go_to_the_node_that_stays_and_back() -> None:
-    with resident(lambda block: block[::-1]) as path:
-        assert Path(path).parent.stat().st_mode & 0o077 == 0
-        assert ask(path, b"abc") == b"cba"
-        assert ask(path, b"") == b""
-        large = bytes(range(256)) * 2**14
-        assert ask(path, large) == large[::-1]
-    with pytest.raises(OSError):
-        ask(path, b"abc")
+def test_data_are_described_in_the_words_of_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("patients.csv").write_text("age,ward,outcome\n20,b,ill\n40,a,well\n")
+    text = "table:path=patients.csv,label=outcome,task=binary"
+    done = CliRunner().invoke(app, ["federate", "describe", text], catch_exceptions=False)
+    schema = Schema(**yaml.safe_load(done.stdout)["data"])
+    assert (schema.task, schema.input_shape, schema.classes) == ("binary", (3,), ("ill", "well"))
+    assert schema.columns == ("age", "ward=a", "ward=b")
+    assert (schema.mean, schema.std) == ((30.0, 0.0, 0.0), (10.0, 1.0, 1.0))  # of the numbers 20 and 40
+
+
+def test_a_run_is_told_line_by_line(tmp_path: Path) -> None:
+    local = make_federation(tmp_path)
+    run = tmp_path / "run"
+    watch = Watch(run, 3)
+    told: list[str] = []
+
+    def look(grid: LocalGrid) -> None:
+        told.extend(watch.news())
+
+    local.grid.before = look
+    local.grid.away = lambda done: {99} if done == 2 else set()
+    serve(local.agreement, local.grid, Plan(algorithm="fedavg", rounds=3, wait=0.0), run)
+    told.extend(watch.news())
+    assert [re.sub(r"[\d.]+ (kB|s)\b", "N", line) for line in told if " of 3: " in line] == [
+        "round 1 of 3: 3 nodes replied, N down, N up, N",
+        "round 2 of 3: 2 nodes replied, N down, N up, N",
+        "round 3 of 3: 3 nodes replied, N down, N up, N",
+    ]
+    after = [line for line in told if line.startswith("after round")]
+    assert [line[:14] for line in after] == [f"after round {number}:" for number in (1, 2, 3)]
+    metrics = pd.read_parquet(run / "metrics.parquet").query("split == 'test' and metric == 'accuracy' and round == 3")
+    mean = metrics.query("model == 'personal'")["value"].mean()
+    assert re.search(rf"personal [^;]*accuracy {mean:.4f}", after[-1])
+    assert [line for line in told if "returned" in line] == ["round 3: client 1 returned (silo-1 replies again)"]
+    assert list(watch.news()) == [] == list(Watch(run, 3).news())

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 import yaml
-from rich.table import Table
+from rich.table import Column, Table
 
 from coterie.cli.console import err, out
 from coterie.errors import ConfigError
@@ -28,7 +29,7 @@ app = typer.Typer(help="Run a method between machines, over Flower.", no_args_is
 Project = Annotated[Path, typer.Argument(metavar="DIR", help="The project folder that `init` wrote.")]
 NodeFolder = Annotated[Path, typer.Argument(metavar="NODE", help="The node's folder, DIR/nodes/NAME.")]
 _POLL = 0.5
-_ASK_FLOWER = 20.0  # seconds; asking costs a process, looking at the run's folder next to nothing
+_ASK_FLOWER = 30.0  # seconds; asking costs a process, looking at the run's folder next to nothing
 
 
 def _need_flower() -> None:
@@ -84,28 +85,23 @@ def node(
 ) -> None:
     """Run a node; one whose data or roster disagree with federation.yaml does not start."""
     _need_flower()
-    from coterie.engines.flower import processes
+    from coterie.engines.flower import executor, processes, takeover
     from coterie.federation import project
-    from coterie.federation.resident import resident
+    from coterie.storage.lock import lock_folder
 
     folder = folder.absolute()
     opened, config = project.open_node(folder), project.read_node(folder)
     err.print(f"{config.member} is client {opened.client} of {opened.agreement.name}", highlight=False)
     env = processes.environment(folder / "flower", opened.agreement.threads)
-    with _terminated_as_interrupt(), resident(opened.handle) as path:
-        command = processes.supernode(
-            config.server, folder / config.ca, folder / config.key, port or processes.free_port(), {"socket": path}
-        )
-        process = processes.start(command, env, folder / "supernode.log")
-        err.print(f"running; its log is {folder / 'supernode.log'}", highlight=False)
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            code = 0
-        finally:
-            processes.stop(process)
-    if code:
-        raise ConfigError(f"the SuperNode ended with code {code}: see {folder / 'supernode.log'}")
+    port, log = port or processes.free_port(), folder / "supernode.log"
+    place = (config.server, folder / config.ca, folder / config.key)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, lock_folder(folder))  # two processes would write the same state
+        stack.enter_context(contextlib.suppress(KeyboardInterrupt))
+        stack.enter_context(_terminated_as_interrupt())
+        takeover.sign_off(*place, log)
+        err.print(f"running; its log is {log}", highlight=False)
+        executor.run_node(processes.supernode(*place, port), env, log, port, opened.handle)
 
 
 @app.command()
@@ -186,13 +182,37 @@ def models(folder: NodeFolder) -> None:
     """Show a node's own models with their metrics."""
     from coterie.federation import project
 
-    table = Table("model", "method", "kind", "round", "test")
+    table = Table(Column("model", overflow="fold"), "method", "kind", "round", "test")
+    spent: Any = {}
     for path, facts in project.read_models(folder):
-        measured: Any = facts["metrics"]
+        spent, measured = facts.get("privacy") or spent, facts["metrics"]
+        assert isinstance(measured, dict)
         test = measured.get(facts["kind"], {}).get("test", {})
         shown = ", ".join(f"{name} {value:.4f}" for name, value in test.items() if value is not None)
         table.add_row(str(path), str(facts["algorithm"]), str(facts["kind"]), str(facts["round"]), shown)
     out.print(table)
+    if spent:
+        last, together = ("unbounded" if each is None else f"{each:.4g}" for each in spent.values())
+        out.print(f"privacy loss ε of the last run: {last}; of all runs: {together}", highlight=False)
+
+
+@app.command()
+def describe(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A node's own data, as in node.yaml.")],
+) -> None:
+    """Say what some data are, in the words of federation.yaml, for members to agree on."""
+    from coterie.federation.worlds import read_own
+
+    found = read_own(data, Path())
+    words = {"input_shape": found.input_shape, "classes": found.classes, "columns": found.features}
+    norm = {"mean": found.mean, "std": found.std}
+    lists = {name: list(value) for name, value in words.items() if value}
+    lists |= {name: [float(f"{number:.6g}") for number in value] for name, value in norm.items()}
+    out.print(f"data:\n  task: {found.task}", markup=False, highlight=False)
+    for name, value in lists.items():
+        text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
+        out.print(f"  {name}: {text.splitlines()[0]}", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"{len(found)} samples; mean and std are of these alone", highlight=False)
 
 
 @app.command()
@@ -231,10 +251,11 @@ def _new_run(folder: Path, algorithm: str) -> Path:
 def _submit(folder: Path, plan: Plan, path: Path) -> None:
     """Hand the plan to Flower, then tell what happens until the run is over."""
     from coterie.engines.flower import processes
-    from coterie.federation import events
-    from coterie.storage import MetricsLog, read_summary
+    from coterie.federation.watching import Watch
+    from coterie.storage import read_summary
     from coterie.storage.atomic import write_text
 
+    watch = Watch(path, plan.rounds)
     plan_file = folder / "server" / "plans" / f"{path.name}.yaml"
     failed = plan_file.with_suffix(".error")
     write_text(plan_file, yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False))
@@ -245,32 +266,25 @@ def _submit(folder: Path, plan: Plan, path: Path) -> None:
     answer = processes.flwr(["run", str(folder / "app"), processes.CONNECTION, "-c", settings], env)
     run_id = str(answer["run-id"])
     err.print(f"submitted as Flower's run {run_id}", highlight=False)
-    told = done = 0
     try:
-        for is_over in _waiting(run_id, env, (path / "summary.json", failed)):
-            for event in events.read(path)[told:]:
-                told += 1
-                err.print(str(event), markup=False, highlight=False)
-            metrics = MetricsLog(path).read() if (path / "config.yaml").exists() else None
-            latest = int(metrics["round"].max()) if metrics is not None and len(metrics) else 0
-            if latest > done:
-                done = latest
-                err.print(f"round {done} of {plan.rounds}", highlight=False)
-            if is_over:
-                break
+        for _ in _waiting(run_id, env, (path / "summary.json", failed)):
+            for line in watch.news():
+                err.print(line, markup=False, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         processes.flwr(["stop", run_id, processes.CONNECTION], env)
         raise
+    except ConfigError as error:
+        raise ConfigError(f"{error}; start the server, then the run goes on with --out {path}") from error
     if failed.exists():
         raise ConfigError(f"the run failed: {failed.read_text(encoding='utf-8').strip()}")
     if read_summary(path) is None:
         raise ConfigError(
-            f"the run in {path} did not end: see {folder / 'server' / 'superlink.log'}, then run it again"
+            f"the run in {path} did not end: see {folder / 'server' / 'superlink.log'}; it goes on with --out {path}"
         )
 
 
-def _waiting(run_id: str, env: dict[str, str], ends: tuple[Path, ...]) -> Iterator[bool]:
-    """Look again and again; say at last that the run is over."""
+def _waiting(run_id: str, env: dict[str, str], ends: tuple[Path, ...]) -> Iterator[None]:
+    """Pause again and again while the run goes on; a last time when it is over."""
     from coterie.engines.flower import processes
 
     asked = time.monotonic()
@@ -281,6 +295,6 @@ def _waiting(run_id: str, env: dict[str, str], ends: tuple[Path, ...]) -> Iterat
             if str(runs[0].get("status", "")).startswith("finished"):
                 break
             asked = time.monotonic()
-        yield False
+        yield
         time.sleep(_POLL)
-    yield True
+    yield

@@ -20,6 +20,7 @@ from coterie import spec
 from coterie.algorithms import registry
 from coterie.config import ExperimentConfig, from_mapping
 from coterie.errors import ConfigError
+from coterie.privacy import Privacy
 
 FILE = "federation.yaml"
 
@@ -41,6 +42,7 @@ class Schema(_Frozen):
     task: Literal["multiclass", "binary", "regression"] = Field("multiclass", description="what is to be predicted")
     input_shape: tuple[int, ...] = Field(min_length=1, description="shape of one sample, as [channels, height, width]")
     classes: tuple[str, ...] = Field((), description="the classes' names, in the order of the model's outputs")
+    columns: tuple[str, ...] = Field((), description="of a table: its columns in order, those of texts as name=text")
     mean: tuple[float, ...] = Field((0.0,), min_length=1, description="subtracted from inputs, one or one per channel")
     std: tuple[float, ...] = Field((1.0,), min_length=1, description="what inputs are then divided by")
 
@@ -49,8 +51,11 @@ class Schema(_Frozen):
         least = {"multiclass": 2, "binary": 2, "regression": 0}[self.task]
         if len(self.classes) < least or (self.task != "multiclass" and len(self.classes) != least):
             raise ValueError(f"classes are {len(self.classes)}, which does not fit a {self.task} task")
-        if len(set(self.classes)) != len(self.classes):
-            raise ValueError("classes must each be named once")
+        for what, names in (("classes", self.classes), ("columns", self.columns)):
+            if len(set(names)) != len(names):
+                raise ValueError(f"{what} must each be named once")
+        if self.columns and self.input_shape != (len(self.columns),):
+            raise ValueError(f"columns are {len(self.columns)}, but input_shape is {list(self.input_shape)}")
         if len(self.mean) != len(self.std) or any(value <= 0 for value in self.std):
             raise ValueError("mean and std must have the same length, and each std must be positive")
         if any(side < 1 for side in self.input_shape):
@@ -61,6 +66,13 @@ class Schema(_Frozen):
     def outputs(self) -> int:
         """Outputs that a model needs."""
         return len(self.classes) if self.task == "multiclass" else 1
+
+
+class Promise(Privacy):
+    """What nodes do to every reply before it leaves them, and what else they tell."""
+
+    budget: float | None = Field(None, gt=0, description="privacy loss ε, over all runs, beyond which a node is silent")
+    tell_metrics: bool = Field(False, description="tell the server how models do on a node's own samples")
 
 
 class Agreement(_Frozen):
@@ -78,6 +90,7 @@ class Agreement(_Frozen):
     validation: float = Field(0.1, ge=0, lt=1, description="fraction of a node's training samples held out")
     test_fraction: float = Field(0.2, gt=0, lt=1, description="fraction of a node's samples to test on")
     algorithms: tuple[str, ...] = Field((), description="methods that nodes agree to run; all registered ones if empty")
+    privacy: Promise | None = Field(None, description="clipping and noise on what nodes send; none by default")
     threads: int = Field(1, ge=1, description="CPU threads of every party; decides the last bits of results")
     message_limit_mb: int = Field(512, ge=1, description="no message may be larger")
 
@@ -145,10 +158,12 @@ class Agreement(_Frozen):
         Raises
         ------
         ConfigError
-            If the method is not among those agreed on.
+            If the method is a file or not among those agreed on, or the accuracy matrix is asked for.
         """
         if registry.is_file(algorithm):
             raise ConfigError(f"algorithm is {algorithm!r}, but a federation runs registered methods, not files")
+        if others.get("matrix"):
+            raise ConfigError("matrix is true, but in a federation nobody has everybody's samples: leave it out")
         if self.algorithms and algorithm not in self.algorithms:
             allowed = ", ".join(self.algorithms)
             raise ConfigError(f"algorithm is {algorithm!r}, but {FILE} agrees on {allowed} only")
@@ -167,6 +182,7 @@ class Agreement(_Frozen):
             "device": "cpu",
             "threads": self.threads,
             "checkpoint_every": 1,
+            "privacy": None if self.privacy is None else self.privacy.written(),
         }
         return from_mapping({"algorithm": algorithm, "settings": dict(settings), **fixed, **others})
 

@@ -1,13 +1,7 @@
-"""What a SuperNode runs: ``coterie.federation.client_app:app``; passes blocks on to the node that stays."""
+"""What the submitted app names for nodes: ``coterie.federation.client_app:app``, which nodes of ours do not run."""
 
 from __future__ import annotations
 
-from coterie.engines.flower.apps import Settings, client_app
-from coterie.federation.resident import ask
+from coterie.engines.flower.apps import client_app
 
-
-def _handle(block: bytes, settings: Settings) -> bytes:
-    return ask(str(settings["socket"]), block)
-
-
-app = client_app(_handle)
+app = client_app("this SuperNode runs Flower's own executor: start the node with `coterie federate node`")

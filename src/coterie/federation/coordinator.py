@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -87,6 +88,7 @@ class FederatedExperiment(Experiment):
             world=federation.world, simulation=federation, scorer=scorer, crossing=None, fingerprint=fingerprint
         )
         super().__init__(config, folder, parts)
+        self._known: dict[int, dict[str, int]] = {}
 
     def restore(self) -> int:
         """Go back to the newest checkpoint, and to which replies of each node count by then.
@@ -110,9 +112,27 @@ class FederatedExperiment(Experiment):
         watch
             Told after each round.
         """
+        self._record_shares()
         with threads(self._threads):
             self._catch_up()
         super().run(watch)
+
+    def _record_shares(self) -> None:
+        """Keep what the server knows of what each member holds: sizes, and no more; of an absent one nothing."""
+        members, sizes = self.simulation.agreement.members, self.simulation.roll.sizes
+        if self.simulation.agreement.privacy is not None:  # then nodes do not tell
+            return
+        known = {client: sizes.get(client, {}) for client in range(len(members))}
+        if known == self._known:
+            return
+        self._known = known
+        columns: dict[str, Any] = {
+            "client": list(known),
+            "role": ["honest"] * len(members),
+            "member": [member.name for member in members],
+        }
+        columns |= {split: [each.get(split, 0) for each in known.values()] for split in ("train", "validation", "test")}
+        self.folder.write_shares(pd.DataFrame(columns))
 
     def _catch_up(self) -> None:
         # The evaluation of a round comes in with the next one, so after a stop it may be missing.
@@ -143,6 +163,7 @@ class FederatedExperiment(Experiment):
         began = time.perf_counter()
         federation.roll.call(round_number)
         federation.learn_sizes()
+        self._record_shares()
         cohort = draw_cohort(self.config.seed, round_number, self.trainers, self.config.participation)
         down, up = federation.traffic.down, federation.traffic.up
         wire_down, wire_up = federation.wire_down, federation.wire_up
@@ -155,8 +176,11 @@ class FederatedExperiment(Experiment):
             self._record_info(round_number, info, cohort)
         traffic = federation.traffic
         self.folder.metrics.append_bytes(round_number, up=traffic.up - up, down=traffic.down - down)
-        for way, count in (("down", federation.wire_down - wire_down), ("up", federation.wire_up - wire_up)):
-            self.folder.metrics.append(round_number, "federation", "server", f"wire_{way}", [float(count)], [EVERYONE])
+        wire = {"down": federation.wire_down - wire_down, "up": federation.wire_up - wire_up}
+        for name, count in (wire | {"replies": federation.replied}).items():
+            self.folder.metrics.append(round_number, "federation", "server", f"wire_{name}", [float(count)], [EVERYONE])
+        if federation.epsilon:
+            self._record_epsilon(round_number, max(federation.epsilon.values()))
         self.folder.timings.append(round_number, training=time.perf_counter() - began)
         self.completed = round_number
         # Before anything goes out that says that the round counts: nodes commit on hearing it, and never go back.
@@ -245,6 +269,8 @@ def serve(
                 seconds=folder.timings.total(),
                 metric=primary,
                 higher_is_better=metric_table.get(primary).higher_is_better,
+                privacy=config.privacy,
+                measured=agreement.privacy is None or agreement.privacy.tell_metrics,
             )
         )
     return folder.path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import time
 import traceback
 from pathlib import Path
@@ -19,6 +21,7 @@ from coterie.engines.simulation import Simulation
 from coterie.errors import CoterieError, Diverged
 from coterie.experiment import threads
 from coterie.federation.agreement import FILE, Agreement
+from coterie.federation.ledger import Ledger
 from coterie.federation.observed import EVALUATE, GLOBAL, LAST, Seen, check_message, observe
 from coterie.federation.state import NodeState
 from coterie.federation.wire import Envelope, Rejected, check_header, pack, unpack
@@ -65,6 +68,7 @@ class Node:
         self.agreement, self.client, self.folder = agreement, client, folder
         self._dataset, self._lost_is_fine = dataset, lost_is_fine
         self._seen: tuple[ExperimentConfig, list[Seen]] | None = None
+        self._ledger = None if agreement.privacy is None else Ledger(folder, agreement.privacy)
 
     def handle(self, block: bytes) -> bytes:
         """Answer a message. Whatever is wrong with it, the node's state stays whole.
@@ -84,7 +88,7 @@ class Node:
             with threads(self.agreement.threads), torch.no_grad():
                 envelope = unpack(block, self.agreement.limit)
                 header = envelope.header
-                return self._answer(envelope)
+                return self._answer(envelope, hashlib.blake2b(block).digest())
         except (CoterieError, Rejected) as error:
             reason = str(error)
         except Exception as error:  # only its kind is told: the text of a foreign error may quote the node's own data
@@ -97,7 +101,7 @@ class Node:
         with (self.folder / "errors.log").open("a", encoding="utf-8") as file:
             file.writelines(traceback.format_exception(error))
 
-    def _answer(self, envelope: Envelope) -> bytes:
+    def _answer(self, envelope: Envelope, digest: bytes) -> bytes:
         header = envelope.header
         if header.get("federation") != self.agreement.digest:
             raise Rejected(f"its {FILE} is not the node's: all parties must have the same file")
@@ -105,11 +109,11 @@ class Node:
         world = own_world(self._dataset, self.client, config)
         if header.get("kind") == HELLO:
             shares = {"train": world.shares.train, "validation": world.shares.validation, "test": world.shares.test}
-            sizes = {split: int(ragged.sizes[self.client]) for split, ragged in shares.items()}
+            sizes = {split: self._told(int(ragged.sizes[self.client])) for split, ragged in shares.items()}
             return pack({**_returned(header), "client": self.client, "sizes": sizes}, {})
         check_header(header, {"kind": WORK, "client": self.client})
         began = time.perf_counter()
-        everybody = _sizes(header.get("sizes"), self.client, world)
+        everybody = self._sizes(header.get("sizes"), world)
         simulation = make_simulation(config, self.agreement, world, everybody)
         mine = slice(self.client, self.client + 1)
         begin = {name: value[mine].clone() for name, value in simulation.clients.rows.items()}
@@ -123,15 +127,27 @@ class Node:
             scores = self._evaluate(envelope, config, simulation, state.rows(str(wanted["base"] or "")), one)
         reply: Rows = {}
         if header.get("task") is not None:
-            reply = self._work(envelope, config, simulation, state, one)
-        told = [[score.model, score.split, score.metric, _finite(score.values)] for score in scores]
-        return pack(
-            {**_returned(header), "client": self.client, "scores": told, "seconds": time.perf_counter() - began},
-            {f"reply/{name}": value[0] for name, value in reply.items()},
-        )
+            reply = self._work(envelope, config, simulation, state, one, digest)
+        told: dict[str, Any] = {"client": self.client}
+        if self._ledger is None or self._ledger.promise.tell_metrics:
+            told["scores"] = [[score.model, score.split, score.metric, _finite(score.values)] for score in scores]
+            told["seconds"] = time.perf_counter() - began
+        if self._ledger is not None:
+            told["epsilon"] = _number(self._ledger.epsilon(str(header.get("run"))))
+        return pack({**_returned(header), **told}, {f"reply/{name}": value[0] for name, value in reply.items()})
+
+    def _told(self, size: int) -> int:
+        """Say how many samples there are; under a promise, only whether there are any."""
+        return size if self._ledger is None else min(size, 1)
 
     def _work(
-        self, envelope: Envelope, config: ExperimentConfig, simulation: Simulation, state: NodeState, one: Tensor
+        self,
+        envelope: Envelope,
+        config: ExperimentConfig,
+        simulation: Simulation,
+        state: NodeState,
+        one: Tensor,
+        digest: bytes,
     ) -> Rows:
         header = envelope.header
         purpose, task = str(header["purpose"]), str(header["task"])
@@ -145,6 +161,8 @@ class Node:
         for value in (*after.values(), *reply.values()):
             if value.is_floating_point() and not bool(value.isfinite().all()):
                 raise Diverged(call.round, [self.client])
+        if self._ledger is not None and reply:
+            reply = self._ledger.release(reply, rows, simulation.tasks[task].references, str(header["run"]), digest)
         state.put(str(header["token"]), after)
         return reply
 
@@ -205,8 +223,21 @@ class Node:
         for score in scores:
             measured.setdefault(score.model, {}).setdefault(score.split, {})[score.metric] = _finite(score.values)
         known = {"federation": self.agreement.name, "member": self.agreement.members[self.client].name}
-        settings = {"settings": config.plain()["settings"], "round": round_number}
-        write_json(folder / "metrics.json", {**known, **facts, **settings, "metrics": measured})
+        more: dict[str, Any] = {"settings": config.plain()["settings"], "round": round_number, "metrics": measured}
+        if self._ledger is not None:
+            spent = self._ledger.epsilon(str(header["run"])), self._ledger.epsilon()
+            more["privacy"] = {"epsilon": _number(spent[0]), "epsilon_of_all_runs": _number(spent[1])}
+        write_json(folder / "metrics.json", {**known, **facts, **more})
+
+    def _sizes(self, told: object, world: World) -> list[int] | None:
+        """Read what the server says of everybody's training samples, where the method starts from that."""
+        if told is None:
+            return None
+        mine = self._told(int(world.shares.train.sizes[self.client]))
+        good = isinstance(told, list) and all(type(size) is int and 0 < size < 2**40 for size in told)
+        if not isinstance(told, list) or not good or len(told) != len(world.shares) or told[self.client] != mine:
+            raise Rejected(f"it says that members have {told!r} samples, but this node has {mine}")
+        return told
 
     def _check(self, tensors: Rows, config: ExperimentConfig, purpose: str, task: str) -> None:
         check_message(tensors, self._observed(config), purpose, task, len(self.agreement.members))
@@ -217,22 +248,14 @@ class Node:
         return self._seen[1]
 
 
-def _sizes(told: object, client: int, world: World) -> list[int] | None:
-    """Read what the server says of everybody's training samples, where the method starts from that."""
-    if told is None:
-        return None
-    mine = int(world.shares.train.sizes[client])
-    good = isinstance(told, list) and all(type(size) is int and 0 < size < 2**40 for size in told)
-    if not isinstance(told, list) or not good or len(told) != len(world.shares) or told[client] != mine:
-        raise Rejected(f"it says that members have {told!r} samples, but this node has {mine}")
-    return told
-
-
 def _returned(header: dict[str, Any]) -> dict[str, Any]:
     """Give what a reply says back, so that the server can tell which message it answers."""
     return {name: header.get(name) for name in ("run", "round", "purpose", "exchange", "token")}
 
 
 def _finite(values: Tensor) -> float | None:
-    value = float(values[0])
-    return value if value == value and abs(value) != float("inf") else None
+    return _number(float(values[0]))
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

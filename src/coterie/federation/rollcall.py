@@ -40,12 +40,38 @@ class RollCall:
         self._refused: dict[int, int] = {}
         self._calls = 0
         self._present: dict[int, str] = {}
+        self._missing: set[int] = set()
         self.sizes: dict[int, dict[str, int]] = {}
 
     @property
     def present(self) -> dict[int, int]:
         """The members that answered and are still connected, with the transport's numbers, in order."""
         return {client: node for client, node in sorted(self._node_of.items()) if node in self._present}
+
+    def miss(self, client: int) -> None:
+        """Take note of a member that did not reply.
+
+        Parameters
+        ----------
+        client
+            The member.
+        """
+        self._missing.add(client)
+
+    def heard(self, client: int, round_number: int) -> None:
+        """Take note of a member that replied; one that did not before is back.
+
+        Parameters
+        ----------
+        client
+            The member.
+        round_number
+            The round, for the record.
+        """
+        if client in self._missing:
+            self._missing.discard(client)
+            name = self._agreement.members[client].name
+            self._report(Event(round_number, "returned", client, f"{name} replies again"))
 
     def call(self, round_number: int) -> None:
         """Ask nodes that are new who they are.
@@ -95,6 +121,7 @@ class RollCall:
             raise Rejected(f"it says that it is {members[client].name!r}, but another node is that already")
         self.sizes[client] = _sizes(sizes)
         self._node_of[client] = node
+        self._missing.discard(client)
         self._report(Event(round_number, "joined" if other is None else "returned", client, members[client].name))
 
 

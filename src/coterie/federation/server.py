@@ -21,7 +21,8 @@ from coterie.assembly import World
 from coterie.config import ExperimentConfig
 from coterie.engines.base import Call, take
 from coterie.engines.loop import LoopEngine
-from coterie.engines.simulation import ClientStates, NoReplies, Simulation, play
+from coterie.engines.simulation import NoReplies, Simulation, play
+from coterie.engines.states import ClientStates
 from coterie.engines.store import Samples
 from coterie.engines.transport import Failure, Transport
 from coterie.errors import AlgorithmError, ConfigError
@@ -147,6 +148,8 @@ class Federation(Simulation):
         self._ride: _Ride | None = None
         self.scores: tuple[int, list[Score]] | None = None
         self.wire_down = self.wire_up = 0
+        self.replied = 0  # nodes that had a part in the last round
+        self.epsilon: dict[int, float] = {}  # what each node says that it has spent in this run
 
     def learn_sizes(self) -> None:
         """Take over the sizes of members that joined since."""
@@ -158,6 +161,7 @@ class Federation(Simulation):
         """Play one round; see :meth:`Simulation.play_round`. What nodes replied counts only if the round does."""
         self._accepted, self._void = {}, False
         info = super().play_round(clients, round_number)
+        self.replied = len(self._accepted)
         if self._void:
             reason = f"fewer than {self.terms.minimum} replied"
             self._report(Event(round_number, "void round", None, reason))
@@ -230,6 +234,7 @@ class Federation(Simulation):
                 blocks[client] = self._pack(call, client, task if mine is not None else None, mine or {}, ride)
         self.wire_down += sum(map(len, blocks.values()))
         for client in sorted(messages.keys() - present.keys()):
+            self.roll.miss(client)
             self._report(Event(call.round, "no reply", client, "it is not there"))
         patience = frozenset(present[client] for client in blocks if client not in self._suspects)
         sent = {present[client]: block for client, block in blocks.items()}
@@ -241,19 +246,21 @@ class Federation(Simulation):
             expected = self._expected(task, messages[client], call) if task and client in messages else {}
             try:
                 envelope = self._open(answer, client, call, expected)
-            except _Silent:
-                self._suspects.add(client)
-                self._report(Event(call.round, "no reply", client, f"not within {self.terms.deadline:g} s"))
-                continue
-            except _Failed as reason:
-                self._report(Event(call.round, "error", client, str(reason)))
-                continue
-            except Rejected as reason:
-                self._report(Event(call.round, "garbage", client, str(reason)))
+            except _Lost as lost:
+                if lost.what == "no reply":
+                    self._suspects.add(client)
+                    self.roll.miss(client)
+                # Who was only to be evaluated costs the round nothing.
+                told_as = (lost.what, lost.why) if client in messages else ("no evaluation", f"{lost.what}: {lost.why}")
+                self._report(Event(call.round, told_as[0], client, told_as[1]))
                 continue
             self._suspects.discard(client)
+            self.roll.heard(client, call.round)
             if client in messages:
                 replies[client] = envelope.under("reply")
+            spent = envelope.header.get("epsilon")
+            if isinstance(spent, int | float) and spent >= 0:
+                self.epsilon[client] = float(spent)
             for key, value in _scores(envelope):
                 told.setdefault(key, {})[client] = value
         if ride is not None:
@@ -288,16 +295,18 @@ class Federation(Simulation):
 
     def _open(self, answer: bytes | Failure | None, client: int, call: Call, expected: Mapping[str, Shape]) -> Envelope:
         if answer is None:
-            raise _Silent
+            raise _Lost("no reply", f"not within {self.terms.deadline:g} s")
         if isinstance(answer, Failure):
-            raise _Failed(answer.reason)
+            raise _Lost("no reply" if answer.gone else "error", answer.reason)
         self.wire_up += len(answer)
-        envelope = unpack(answer, self.agreement.limit)
-        wanted = {"run": self._common["run"], "client": client, "token": self._token(call)}
-        if envelope.header.get("error"):
-            raise _Failed(str(envelope.header["error"]))
-        check_header(envelope.header, wanted)
-        check(envelope.tensors, {f"reply/{name}": shape for name, shape in expected.items()})
+        try:
+            envelope = unpack(answer, self.agreement.limit)
+            if envelope.header.get("error"):
+                raise _Lost("error", str(envelope.header["error"]))
+            check_header(envelope.header, {"run": self._common["run"], "client": client, "token": self._token(call)})
+            check(envelope.tensors, {f"reply/{name}": shape for name, shape in expected.items()})
+        except Rejected as reason:
+            raise _Lost("garbage", str(reason)) from reason
         return envelope
 
     def _expected(self, task: str, message: Rows, call: Call) -> dict[str, Shape]:
@@ -312,12 +321,12 @@ class Federation(Simulation):
         return self._shapes[key]
 
 
-class _Silent(Exception):
-    """A node did not answer in time."""
+class _Lost(Exception):
+    """There is no reply that can be used; says what happened, in the words of events."""
 
-
-class _Failed(Exception):
-    """A node answered that it could not."""
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(why)
+        self.what, self.why = what, why
 
 
 def _scores(envelope: Envelope) -> Iterator[tuple[tuple[str, str, str], float | None]]:

@@ -7,6 +7,7 @@ that streams, sizes and class counts are those of a simulation of the whole.
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,15 +51,35 @@ def load_own(source: str, folder: Path, agreement: Agreement) -> Dataset:
     Dataset
         The samples, with the agreed classes and normalisation.
     """
-    found = _imported(source) if source.startswith(IMPORT) else data.load(_located(source, folder))
-    return _agreed(found, agreement)
+    return _agreed(read_own(source, folder, agreement.data.task), agreement)
 
 
-def _located(source: str, folder: Path) -> str:
+def read_own(source: str, folder: Path, task: str | None = None) -> Dataset:
+    """Load a node's own samples as they are.
+
+    Parameters
+    ----------
+    source
+        As in :func:`load_own`.
+    folder
+        What relative paths are relative to.
+    task
+        What is to be predicted, for a table that does not say.
+
+    Returns
+    -------
+    Dataset
+        The samples.
+    """
+    return _imported(source) if source.startswith(IMPORT) else data.load(_located(source, folder, task))
+
+
+def _located(source: str, folder: Path, task: str | None) -> str:
     kind, _, rest = source.partition(":")
     if kind in data.names() and rest:
         first, comma, options = rest.removeprefix("path=").partition(",")
-        return f"{kind}:path={(folder / Path(first).expanduser()).absolute()}{comma}{options}"
+        text = f"{kind}:path={(folder / Path(first).expanduser()).absolute()}{comma}{options}"
+        return f"{text},task={task}" if kind == "table" and task and ",task=" not in text else text
     if kind in data.names():
         return source
     path = (folder / Path(source).expanduser()).absolute()
@@ -86,6 +107,7 @@ def _agreed(found: Dataset, agreement: Agreement) -> Dataset:
     schema = agreement.data
     if found.task != schema.task:
         raise DataError(f"the node's own data are a {found.task} task, but {FILE} agrees on {schema.task}")
+    found = _in_order(found, schema.columns)
     if found.input_shape != schema.input_shape:
         raise DataError(
             f"a sample of the node's own data has shape {list(found.input_shape)}, but {FILE} agrees on "
@@ -102,6 +124,32 @@ def _agreed(found: Dataset, agreement: Agreement) -> Dataset:
     return replace(
         found, y=y, classes=schema.classes, mean=schema.mean, std=schema.std, owner=None, groups=None, superclasses=()
     )
+
+
+def _in_order(found: Dataset, columns: tuple[str, ...]) -> Dataset:
+    """Put a table's columns in the agreed order; of a text that a node does not have, the column is 0."""
+    if not found.features:
+        return found
+    if not columns:
+        raise DataError(
+            f"the node's own data are a table, but {FILE} does not name its columns, so that all mean the same by "
+            f"them: agree on `columns: {json.dumps(list(found.features), ensure_ascii=False)}` under data"
+        )
+    for name in found.features:
+        if name not in columns:
+            raise DataError(
+                f"the node's table has {name!r}, which is not among the columns that {FILE} names: leave it out with "
+                "drop=, or agree on it"
+            )
+    texts = {name.partition("=")[0] for name in found.features if "=" in name}
+    x = torch.zeros(len(found), len(columns))
+    for place, name in enumerate(columns):
+        if name in found.features:
+            x[:, place] = found.x[:, found.features.index(name)]
+        elif "=" not in name or name.partition("=")[0] not in texts:
+            raise DataError(f"the node's table has no column for {name!r}, which {FILE} names")
+    ones = (0.0,) * len(columns), (1.0,) * len(columns)
+    return replace(found, x=x, features=columns, mean=ones[0], std=ones[1])
 
 
 def own_world(dataset: Dataset, client: int, config: ExperimentConfig) -> World:

@@ -1,0 +1,121 @@
+"""A federation of real processes: a server, nodes and runs, started as a user starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coterie.engines.flower import processes
+
+PATIENCE = 600.0  # seconds: the machine may be busy with other work
+
+
+def coterie(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from coterie.cli import main; main()", *arguments]
+
+
+def wait_until(condition: Callable[[], object], what: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert process is None or process.poll() is None, f"ended with {process.returncode} before {what}"
+        assert time.monotonic() < until, what
+        time.sleep(0.1)
+
+
+def free_pair() -> int:
+    """Find a port that is free, and so is the next one: `init` gives both away."""
+    while True:
+        port = processes.free_port()
+        if port < 65535 and is_free(port + 1):
+            return port
+
+
+def is_free(port: int) -> bool:
+    import socket
+
+    with socket.socket() as found, contextlib.suppress(OSError):
+        found.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+@dataclass
+class Federation:
+    """A project folder and the processes that run in it; ``close`` ends them all."""
+
+    folder: Path
+    started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    @property
+    def flower(self) -> dict[str, str]:
+        """The environment in which Flower's command line reaches the SuperLink."""
+        return processes.environment(self.folder / "server" / "flower")
+
+    def log(self, name: str) -> Path:
+        return self.folder.parent / f"{self.folder.name}-logs" / name
+
+    def said(self, name: str) -> str:
+        return self.log(name).read_text(errors="replace") if self.log(name).exists() else ""
+
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a command of Coterie's under a name, in the folder that holds the project."""
+        command = coterie(*arguments)
+        log = self.log(name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                command,
+                env=self.env,
+                cwd=self.folder.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        self.started[name] = process
+        return process
+
+    def serve(self) -> None:
+        self.log("server").unlink(missing_ok=True)
+        process = self.start("server", "federate", "server", self.folder.name)
+        wait_until(lambda: "ready" in self.said("server"), "the server is ready", process)
+
+    def node(self, member: str) -> None:
+        self.start(member, "federate", "node", f"{self.folder.name}/nodes/{member}")
+
+    def run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        return self.start(name, "federate", "run", self.folder.name, *arguments)
+
+    def end(self, name: str) -> None:
+        """Wait for a command that ends by itself, well."""
+        code = self.started.pop(name).wait(timeout=PATIENCE)
+        assert code == 0, self.said(name)
+
+    def kill(self, name: str) -> None:
+        """End a process and all that it started at once, as a power cut does."""
+        process = self.started.pop(name)
+        groups = processes._groups(process.pid)
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        process.wait(timeout=PATIENCE)
+
+    def stop(self, name: str) -> None:
+        processes.stop(self.started.pop(name))
+
+    def close(self) -> None:
+        for process in self.started.values():  # all at once, or each would be waited for in turn
+            process.terminate()
+        for name in reversed(list(self.started)):
+            self.stop(name)
