@@ -20,7 +20,19 @@ from typer.testing import CliRunner
 
 from coterie import api
 from coterie.cli.app import app
-from coterie.comparison import Plan, PlannedRun, Standings, compare, csv_text, latex, make_plan, markdown, terminal
+from coterie.comparison import (
+    Plan,
+    PlannedRun,
+    Standings,
+    chosen_runs,
+    compare,
+    csv_text,
+    latex,
+    load_results,
+    make_plan,
+    markdown,
+    terminal,
+)
 from coterie.comparison.standings import standings
 from coterie.config import ExperimentConfig
 from coterie.engines.simulation import Simulation
@@ -346,6 +358,22 @@ def test_the_table_is_what_the_runs_say(whole: Path) -> None:
     assert {(row["method"], row["model"]) for row in rows} == {
         (method, model) for method in ("fedacs", "fedavg") for model in ("personal", "global")
     }
+
+
+def test_at_the_round_that_is_best_on_test_data(whole: Path) -> None:
+    plan = make_plan(BOTH)
+    results = load_results(plan, whole)
+    found = standings(plan, results, "best_oracle")
+    assert markdown(found).startswith("test accuracy at the round that is best on test data, mean ± std over 2 seeds")
+    for line in found.lines:
+        runs, tuned = chosen_runs(plan, results, line.setting, line.method)
+        assert [run.config["seed"] for run in runs] == [1, 10] and tuned is None
+        for model, cell in line.cells.items():
+            metrics = [
+                run.metrics.query(f"model == '{model}' and split == 'test' and metric == 'accuracy'") for run in runs
+            ]
+            best = [each.groupby("round")["value"].mean().max() for each in metrics]
+            assert cell.mean == pytest.approx(sum(best) / 2)
 
 
 # ----------------------------------------------------------------------------------------------------- the command line

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.config import ExperimentConfig, from_mapping, from_yaml
+from coterie.config import ExperimentConfig, from_mapping, from_yaml, read_yaml
 from coterie.errors import ConfigError, UnknownName
 from coterie.spec import allowed, make
 from tests.small_runs import OWN
@@ -196,6 +196,15 @@ def test_files_that_are_no_experiment(text: str, words: str, tmp_path: Path) -> 
     with pytest.raises(ConfigError) as caught:
         from_yaml(file)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_may_take_over_entries_of_another_mapping(tmp_path: Path) -> None:
+    text = "algorithm: fedavg\nsettings: &all {lr: 0.3, batch_size: 5}\nmore:\n  <<: *all\n  lr: 0.4\n"
+    values = read_yaml(write(tmp_path / "experiment.yaml", text))
+    assert values["more"] == {"lr": 0.4, "batch_size": 5} and values["settings"]["lr"] == 0.3
+    twice = text + "  lr: 0.5\n"
+    with pytest.raises(ConfigError, match="'lr' is given twice"):
+        read_yaml(write(tmp_path / "experiment.yaml", twice))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -1,25 +1,17 @@
-"""The documents against the code: every program in them runs, every table and link in them is true.
-
-A line above a fenced block says what becomes of it: ``<!-- run -->`` (in order, in one folder for each document),
-``<!-- file: NAME -->`` (written there), ``<!-- row -->`` (a row of the conformance table), ``<!-- test -->`` (a module
-of tests), or ``<!-- not run: WHY -->``.
-"""
+"""The documents against the code: every program in them runs, every table and link in them is true."""
 
 from __future__ import annotations
 
 import glob
 import importlib.util
-import inspect
 import io
+import itertools
 import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,66 +24,35 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import coterie
-from coterie import data, models, partitions
+from coterie import comparison, data, models, partitions
 from coterie.algorithms import registry
-from coterie.algorithms.base import Algorithm
 from coterie.cli.app import app
 from coterie.results import table
-from tests import conformance_table
-from tests import test_conformance as conformance
+from tests.documents import (
+    BLOCKS,
+    CHOICE,
+    DOCUMENTS,
+    FEDERATION,
+    PAGES,
+    PRINCIPLES,
+    README,
+    REPRODUCTION,
+    ROOT,
+    TEXT,
+    Block,
+    blocks,
+    first_cells,
+    section,
+)
 
-ROOT = Path(__file__).resolve().parents[1]
-README, PRINCIPLES, GUIDE = "README.md", "docs/principles.md", "docs/add_an_algorithm.md"
-REPRODUCTION = "docs/reproduction.md"
-DOCUMENTS = (README, PRINCIPLES, GUIDE, REPRODUCTION, "CHANGELOG.md")
-TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROGRAMS = ("bash", "python")
 MARKS = re.compile(r"run|row|test|file: [\w.]+|not run: .+")
+GENERATED = re.compile(r"^<!-- generated: \w+ -->$", re.M)
 SIZES = {"--clients": 5, "--rounds": 2}  # no larger than this
-SMALL = ("--scarcity", "20", "--checkpoint-every", "1", "--threads", "1")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block."""
-
-    document: str
-    line: int
-    language: str
-    mark: str
-    text: str
-
-    @property
-    def file(self) -> str | None:
-        return self.mark.removeprefix("file: ") if self.mark.startswith("file: ") else None
-
-
-def blocks(document: str) -> Iterator[Block]:
-    pattern = re.compile(r"^(?:<!-- (?P<mark>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
-    for match in pattern.finditer(TEXT[document]):
-        line = TEXT[document].count("\n", 0, match.start()) + 1
-        yield Block(document, line, match["language"], match["mark"] or "", match["text"])
-
-
-BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
-
-
-def only(mark: str, document: str = GUIDE) -> str:
-    (text,) = [block.text for block in BLOCKS if (block.document, block.mark) == (document, mark)]
-    return text
-
-
-def section(document: str, title: str) -> str:
-    match = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", TEXT[document], re.M | re.S)
-    assert match, f"{document} has no section {title!r}"
-    return match[1]
-
-
-def first_cells(text: str) -> list[str]:
-    """The first cell of each row of the Markdown tables in a text, without headers and code marks."""
-    cells = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")]
-    return [cell.strip("`") for cell, below in zip(cells, [*cells[1:], ""], strict=True) if "---" not in (cell, below)]
+CUT = {"scarcity": 20, "checkpoint_every": 1, "threads": 1}
+SMALL = [word for name, value in CUT.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+HERE = "PYTHONPATH=. "  # before a command that imports a module that the document wrote
 
 
 # --------------------------------------------------------------------------------------------------- programs that run
@@ -101,7 +62,8 @@ def test_every_fence_is_closed_and_every_program_is_run_or_says_why_not() -> Non
     for document in DOCUMENTS:
         fences = re.findall(r"^```", TEXT[document], re.M)
         assert len(fences) == 2 * sum(block.document == document for block in BLOCKS), document
-        marks = re.findall(r"^<!-- .+ -->$", TEXT[document], re.M)
+        assert not re.findall(r"^ +```(?:bash|python)", TEXT[document], re.M), f"{document}: a program in a list"
+        marks = re.findall(r"^<!-- .+ -->$", GENERATED.sub("", TEXT[document]), re.M)
         assert len(marks) == sum(block.document == document and bool(block.mark) for block in BLOCKS), document
     for block in BLOCKS:
         marked = MARKS.fullmatch(block.mark) is not None
@@ -113,7 +75,7 @@ def small(command: str) -> list[str]:
     """The arguments of a ``coterie`` command, with the same options but small sizes."""
     program, *arguments = [
         word
-        for written in shlex.split(command, comments=True)
+        for written in shlex.split(command.removeprefix(HERE), comments=True)
         for word in (sorted(glob.glob(written)) if "*" in written else [written])
     ]
     assert program == "coterie", f"only coterie is run here, not {command!r}"
@@ -125,11 +87,17 @@ def small(command: str) -> list[str]:
             arguments[place] = str(min(int(arguments[place]), most))
         else:
             arguments += [option, str(most)]
+    if "--seeds" in arguments:
+        first = arguments.index("--seeds") + 1
+        seeds = list(itertools.takewhile(str.isdecimal, arguments[first:]))
+        arguments[first : first + len(seeds)] = seeds[:2]
+    elif arguments[0] == "compare":
+        arguments += ["--seeds", "1"]
     return [*arguments, *SMALL]
 
 
 def run_commands(text: str) -> None:
-    for command in filter(None, text.splitlines()):
+    for command in filter(None, text.replace("\\\n", " ").splitlines()):
         arguments = small(command)
         if arguments[0] == "resume":
             # As a kill leaves it: without the end, and without the last checkpoint.
@@ -146,13 +114,23 @@ def run_python(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_small(algorithm: str, *, clients: int, rounds: int, **settings: Any) -> coterie.Result:
         return run(algorithm, clients=min(clients, 5), rounds=min(rounds, 2), scarcity=20, progress=False, **settings)
 
+    def plan_small(values: dict[str, Any]) -> comparison.Plan:
+        sizes = {name.removeprefix("--"): min(values[name.removeprefix("--")], most) for name, most in SIZES.items()}
+        return make_plan(values | sizes | CUT | {"seeds": [1]})
+
+    make_plan = comparison.make_plan
     monkeypatch.setattr(coterie, "run", run_small)
+    monkeypatch.setattr(comparison, "make_plan", plan_small)
     exec(compile(block.text, f"{block.document}:{block.line}", "exec"), {"__name__": "document"})
 
 
-@pytest.mark.parametrize("document", [README, GUIDE])
+@pytest.mark.parametrize("document", sorted({block.document for block in BLOCKS if block.mark == "run"}))
 def test_programs_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if document == FEDERATION:
+        pytest.importorskip("cryptography", reason="certificates for a try-out need coterie[federation]")
     monkeypatch.chdir(tmp_path)
+    if HERE in TEXT[document]:
+        monkeypatch.syspath_prepend(tmp_path)
     for block in blocks(document):
         if block.file:
             Path(block.file).write_text(block.text, encoding="utf-8")
@@ -181,103 +159,12 @@ def test_options_that_documents_name_exist() -> None:
             yield from (*option.opts, *option.secondary_opts)
 
     known = set(options(typer.main.get_command(app)))
-    for document in (README, PRINCIPLES, GUIDE, REPRODUCTION):
+    known |= {"--help", "--logdir", "--trusted-entities"}  # of TensorBoard and of Flower
+    programs = [path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py")]
+    known |= {option for text in programs for option in re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", text)}
+    for document in (README, *PAGES):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TEXT[document]))
         assert named <= known, document
-
-
-# ------------------------------------------------------------------------------------------------- the guide's skeleton
-
-
-@pytest.fixture
-def skeleton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Algorithm]:
-    """The guide's algorithm, registered, with its row in the conformance table, for the length of a test."""
-    registry.names()  # the registry fills itself when it is first asked
-    path = tmp_path / "elastic.py"
-    path.write_text(only("file: elastic.py"), encoding="utf-8")
-    algorithm = registry.get(str(path))
-    row = eval("{" + only("row") + "}", vars(conformance_table).copy())
-    assert list(row) == [algorithm.name]
-    monkeypatch.setitem(registry._registered, algorithm.name, algorithm)
-    monkeypatch.setitem(conformance_table.TABLE, algorithm.name, row[algorithm.name])
-    return algorithm
-
-
-def cases(check: Callable[..., None], name: str) -> list[dict[str, Any]]:
-    """The arguments with which the conformance suite would call a check for one algorithm."""
-    row = conformance_table.TABLE[name]
-    found: list[dict[str, Any]] = [{}]
-    for mark in getattr(check, "pytestmark", []):
-        names = [mark.args[0]] if isinstance(mark.args[0], str) else list(mark.args[0])
-        values: list[dict[str, Any]]
-        if names == ["name"]:
-            values = [{"name": name}]
-        elif names == ["name", "settings"]:
-            values = [{"name": name, "settings": row.settings | variant} for variant in ({}, *row.variants)]
-        else:
-            assert len(names) == 1 and "name" not in names, f"{check.__name__} takes {names}"
-            values = [{names[0]: value} for value in mark.args[1]]
-        found = [one | other for one in found for other in values]
-    return found
-
-
-CHECKS = [
-    check
-    for name, check in vars(conformance).items()
-    if name.startswith("test_") and callable(check) and "name" in inspect.signature(check).parameters
-]
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("test_"))
-def test_the_skeleton_conforms(
-    check: Callable[..., None], skeleton: type[Algorithm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fixtures = {"tmp_path": tmp_path, "monkeypatch": monkeypatch}
-    wanted = inspect.signature(check).parameters.keys()
-    for arguments in cases(check, skeleton.name):
-        check(**arguments, **{name: value for name, value in fixtures.items() if name in wanted})
-
-
-def test_the_skeleton_is_checked_by_the_whole_suite() -> None:
-    names = {check.__name__ for check in CHECKS}
-    assert {"test_engines_agree", "test_absent_clients_are_bit_identical", "test_deterministic_bit_for_bit"} <= names
-    assert len(names) >= 10
-
-
-def test_the_skeletons_oracles_hold_and_can_fail(skeleton: type[Algorithm], monkeypatch: pytest.MonkeyPatch) -> None:
-    namespace: dict[str, Any] = {}
-    exec(compile(only("test"), GUIDE, "exec"), namespace)
-    oracles = [value for name, value in namespace.items() if name.startswith("test_")]
-    assert len(oracles) == 2
-    for oracle in oracles:
-        oracle()
-    task = sys.modules[skeleton.__module__].ElasticTraining
-    monkeypatch.setattr(task, "start", lambda self, here, state, message: _wrong(self, here, state, message))
-    for oracle in oracles:
-        with pytest.raises(AssertionError):
-            oracle()
-
-
-def _wrong(task: Any, here: Any, state: Any, message: Any) -> Any:
-    w = (state["w"] + message["w"]) / 3
-    return {"w": w, **task.optimiser.init(here, w)}
-
-
-def test_the_skeleton_is_short_and_in_the_house_style() -> None:
-    text = only("file: elastic.py")
-    assert len(text.splitlines()) < 80
-    places = {"src/coterie/algorithms/elastic.py": text, "tests/oracles/test_elastic.py": only("test")}
-    for place, code in places.items():
-        for command in (["check"], ["format", "--check"]):
-            done = subprocess.run(
-                [sys.executable, "-m", "ruff", *command, "--no-cache", f"--stdin-filename={place}", "-"],
-                input=code,
-                capture_output=True,
-                text=True,
-                check=False,
-                cwd=ROOT,
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
 
 
 # --------------------------------------------------------------------------------------------------- links and tables
@@ -301,11 +188,11 @@ def test_no_link_is_dead(document: str) -> None:
         file, _, anchor = link.partition("#")
         target = (ROOT / document).parent / file if file else ROOT / document
         assert target.exists(), f"{document}: {link}"
-        assert not anchor or anchor in anchors(target), f"{document}: {link}"
-    assert links
+        made = target.parent.name == "reference"  # its anchors come with the site: tests/test_site.py
+        assert not anchor or made or anchor in anchors(target), f"{document}: {link}"
 
 
-@pytest.mark.parametrize("document", [README, PRINCIPLES, GUIDE, REPRODUCTION])
+@pytest.mark.parametrize("document", [README, *PAGES])
 def test_paths_and_modules_that_are_named_exist(document: str) -> None:
     new = {"src/coterie/algorithms/elastic.py", "tests/oracles/test_elastic.py"}  # the reader is to make these
     for path in re.findall(r"`((?:src|tests|docs|benchmarks|results)/[\w./]*)`", TEXT[document]):
@@ -385,6 +272,29 @@ def test_the_fashion_mnist_check_is_what_was_measured() -> None:
         assert {key: float(value) for key, value in settings.items()} == found["settings"]
         values = {name.removeprefix("--").replace("-", "_"): yaml.safe_load(value) for name, value in given.items()}
         assert values == check["config"]
+
+
+def test_what_is_said_of_methods_is_what_was_measured() -> None:
+    place = importlib.util.spec_from_file_location("methods_benchmark", ROOT / "benchmarks/methods.py")
+    assert place is not None and place.loader is not None
+    benchmark = importlib.util.module_from_spec(place)
+    place.loader.exec_module(benchmark)
+    measured = json.loads((ROOT / "results/methods.json").read_text())
+    assert set(measured["plans"]) == {path.stem for path in (ROOT / "benchmarks/plans").glob("*.yaml")}
+    tables = benchmark.tables(measured)
+    assert len(tables) == 6
+    for title, text in tables.items():
+        assert text in TEXT[CHOICE], f"in {CHOICE}, {title}, write:\n{text}"
+        assert text in (ROOT / "results/methods.md").read_text(), title
+    models = [row["models"] for rows in measured["plans"].values() for row in rows]
+    means = [100 * cell["mean"] for found in models for cell in found.values()]
+    for said in re.findall(r"([\d.]+) %", TEXT[CHOICE]):
+        digits = len(said.partition(".")[2])
+        assert any(f"{mean:.{digits}f}" == said for mean in means), f"{said} % was not measured"
+
+
+def test_the_first_page_counts_the_methods() -> None:
+    assert f"It has {len(registry.names())} methods" in " ".join(TEXT["docs/index.md"].split())
 
 
 def test_every_dependency_has_its_reason() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -169,6 +172,71 @@ def test_mistakes(tmp_path: Path) -> None:
     (run / "summary.json").unlink()
     with pytest.raises(RunFolderError, match="not finished"):
         export(run, 1, out)
+
+
+# ----------------------------------------------------------------------------------------------------------------- ONNX
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript"])
+def test_onnx_without_its_packages_is_refused_before_anything_is_written(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", ModuleType("onnx"))
+    monkeypatch.setitem(sys.modules, package, None)
+    run = finished("local", tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        export(run, CLIENT, tmp_path / "model.safetensors", onnx=True)
+    assert str(refused.value) == f"onnx needs {package}, which is not installed: install coterie[onnx]"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_module_that_onnx_cannot_say_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("step 3/3\nnext steps") from ValueError("no function for aten.view\nat all")
+
+    for package in ("onnx", "onnxscript"):
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    monkeypatch.setattr(torch.onnx, "export", refusing)
+    run = finished("local", tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        export(run, CLIENT, tmp_path / "model.safetensors", onnx=True)
+    assert str(refused.value) == "the model 'mlp:hidden=5' cannot be written as ONNX (no function for aten.view)"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.filterwarnings("ignore")  # what the exporter warns of is its own
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("fedavg", {"data": "digits", "partition": "iid", "clients": 5, "model": "mlp"}),
+        ("local", {"data": "digits", "partition": "iid", "clients": 5, "model": "cnn_small"}),
+        ("local", {"model": f"import:{__name__}:Tied"}),
+    ],
+)
+def test_an_onnx_file_gives_what_the_module_gives(name: str, more: dict[str, Any], tmp_path: Path) -> None:
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package, reason=f"{package} is not installed: install coterie[onnx] to test it")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: the ONNX file cannot be run")
+    run = finished(name, tmp_path / "run", **more)
+    out = tmp_path / "m.safetensors"
+    words = ["export", str(run), "--client", str(CLIENT), "--onnx", "--out", str(out)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0 and "onnx: " in done.stderr
+    files = ["load_m.py", "m.json", "m.onnx", "m.safetensors", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    session = runtime.InferenceSession(str(tmp_path / "m.onnx"))
+    about = json.loads((tmp_path / "m.json").read_text())
+    assert json.loads(session.get_modelmeta().custom_metadata_map["coterie"]) == about
+    loader = loaded(Exported(out, tmp_path / "load_m.py", about))
+    world = make_world(from_mapping(Result(run).config))
+    samples = loader.prepare(world.dataset.x[world.shares.test[CLIENT]])
+    for count in (1, 2, len(samples)):  # of the axis of samples, any length
+        (found,) = session.run(None, {"x": samples[:count].numpy()})
+        with torch.no_grad():
+            wanted = loader.load_model()(samples[:count])
+        torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-5, atol=1e-5)
+    right = torch.from_numpy(found).argmax(1) == world.dataset.y[world.shares.test[CLIENT]]
+    assert float(right.double().mean()) == pytest.approx(recorded(run, "personal"), abs=1e-12)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from coterie.algorithms import registry
 from coterie.engines.simulation import Simulation
+from coterie.partitions import Ragged
 from coterie.scoring import Score, Scorer
 from tests.conformance_table import TABLE
 from tests.support import classification, everyone, linear_regression, play, samples_of, simulate, small_model
@@ -66,6 +67,35 @@ def test_fine_tuned_models_are_scored_and_everything_stays() -> None:
     assert all(torch.equal(value, simulation.clients.rows[name]) for name, value in before[0].items())
     assert torch.equal(before[1], simulation.server["w"])
     assert traffic == (simulation.traffic.down, simulation.traffic.up)
+
+
+@pytest.mark.parametrize("name", ["fedamp", "fedavg_ft", "flame", "apfl"])
+def test_many_clients_are_scored_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = classification(300, sizes=[4 + client % 3 for client in range(300)])
+    # The second block of 128 has nothing to validate on.
+    ragged = samples.splits["validation"]
+    samples.splits["validation"] = Ragged.of([ragged[c][: 0 if 128 <= c < 256 else None].cpu() for c in range(300)])
+    simulation = simulate(name, samples, small_model(), task="multiclass", settings=LOCAL)
+    play(simulation, 2, lambda number: torch.arange(number, 300, 40))
+    at_once = scores_of(simulation, 2)
+    sizes: list[int] = []
+    monkeypatch.setattr("coterie.engines.simulation._BLOCK_ELEMENTS", 1)  # then there are at least 128 in a block
+    personal = simulation.personal
+    simulation.personal = lambda clients, number: sizes.append(len(clients)) or personal(clients, number)  # type: ignore[func-returns-value, method-assign, assignment]
+    in_blocks = scores_of(simulation, 2)
+    assert sizes == [128, 128, 44] and list(in_blocks) == list(at_once)
+    for key, score in in_blocks.items():
+        assert torch.equal(score.clients, at_once[key].clients)
+        torch.testing.assert_close(score.values, at_once[key].values, rtol=0, atol=1e-12, equal_nan=True)
+    assert int(in_blocks["personal", "validation", "loss"].values.isnan().sum()) == 128
+
+
+def test_models_that_depend_on_who_is_evaluated_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.engines.simulation._BLOCK_ELEMENTS", 1)
+    for fresh in (False, True):
+        simulation = simulate("fedpg", classification(), small_model(), task="multiclass", settings={"fresh": fresh})
+        many = torch.arange(300)
+        assert [len(block) for block in simulation.blocks(many)] == ([300] if fresh else [128, 128, 44])
 
 
 def test_hybrid_takes_the_better_of_two() -> None:

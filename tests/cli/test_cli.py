@@ -118,6 +118,10 @@ def test_every_setting_has_an_option(coterie: Coterie, monkeypatch: pytest.Monke
         "kernel": "vmap",
         "convolution": "single",
         "chunk": 3,
+        "precision": "tf32",
+        "keep": "disk",
+        "scratch": str(Path("elsewhere").absolute()),
+        "privacy": "clip=1.0,noise=2.0,delta=1e-05",
         "threads": 2,
     }
     words = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", value)]

@@ -26,7 +26,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no values to tune": (["fedavg", "--tune", "lr"], "--tune is 'lr'"),
     "no validation data": (["fedavg", "--tune", "lr=0.1,0.2", "--validation", "0"], "validation is 0"),
     "no validation data for best": (["fedavg", "--at", "best", "--validation", "0"], "validation is 0"),
-    "another round": (["fedavg", "--at", "worst"], "at is 'worst', but must be final or best"),
+    "another round": (["fedavg", "--at", "worst"], "at is 'worst', but must be final, best or best_oracle"),
 }
 
 

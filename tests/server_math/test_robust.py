@@ -19,6 +19,7 @@ from coterie.server_math.robust import (
     krum_scores,
     mean,
     multi_krum,
+    tolerated,
     trimmed_mean,
 )
 
@@ -92,6 +93,23 @@ def test_multi_krum_and_trimmed_mean_without_attackers_are_the_mean(seed: int, c
     rows = honest(seed, clients)
     torch.testing.assert_close(multi_krum(rows, 0), rows.mean(0), rtol=1e-13, atol=1e-15)
     torch.testing.assert_close(trimmed_mean(rows, 0), rows.mean(0), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("clients", range(1, 12))
+def test_what_is_tolerated_is_the_most_that_is_not_refused(clients: int) -> None:
+    def accepted(name: str, f: int) -> bool:
+        try:
+            aggregate(name, honest(0, clients), f=f)
+        except ConfigError:
+            return False
+        return True
+
+    for name in ("krum", "multi_krum", "trimmed_mean"):
+        most = max((f for f in range(clients) if accepted(name, f)), default=0)
+        assert tolerated(name, clients) == most
+    assert tolerated("mean", clients) == 0
+    with pytest.raises(UnknownName, match="multi_krum"):
+        tolerated("multikrum", clients)
 
 
 @pytest.mark.parametrize("clients", [5, 6])

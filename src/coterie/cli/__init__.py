@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 from coterie.errors import CoterieError, Interrupted
 
 __all__ = ["main"]
+
+
+def _in_one_line(ours: type[Warning], others: Callable[..., str]) -> Callable[..., str]:
+    def text(message: Warning | str, category: type[Warning], *where: Any) -> str:
+        return f"warning: {message}\n" if issubclass(category, ours) else others(message, category, *where)
+
+    return text
 
 
 def main() -> None:
@@ -18,7 +28,9 @@ def main() -> None:
     sys.path.append(os.getcwd())
     try:
         from coterie.cli.app import app  # takes seconds, in which Ctrl-C should be answered as well
+        from coterie.tracking import TrackerWarning
 
+        warnings.formatwarning = _in_one_line(TrackerWarning, warnings.formatwarning)
         app(prog_name="coterie")
     except Interrupted as stop:
         print(stop, file=sys.stderr)

@@ -11,9 +11,10 @@ import typer
 import yaml
 
 from coterie import __version__, api
-from coterie.cli import compare, export, federate, listing
+from coterie.cli import compare, export, federate, listing, report
 from coterie.cli import data as data_commands
 from coterie.cli import partition as partition_commands
+from coterie.cli import recipe as recipe_commands
 from coterie.cli.console import err
 from coterie.cli.console import out as standard_output
 from coterie.cli.options import (
@@ -35,6 +36,7 @@ from coterie.cli.options import (
     TestFraction,
     Text,
     Texts,
+    Track,
     Validation,
     Whole,
     field,
@@ -55,6 +57,7 @@ app.add_typer(listing.app, name="list")
 app.add_typer(data_commands.app, name="data")
 app.add_typer(federate.app, name="federate")
 app.add_typer(partition_commands.app, name="partition")
+app.add_typer(recipe_commands.app, name="recipe")
 
 
 def _version(value: bool) -> None:
@@ -132,6 +135,7 @@ def run(
     hold_out: Annotated[Number, field("hold_out", FEDERATION)] = None,
     adapt_rounds: Annotated[Whole, field("adapt_rounds", FEDERATION)] = None,
     attack: Annotated[Text, field("attack", FEDERATION)] = None,
+    privacy: Annotated[Text, field("privacy", FEDERATION)] = None,
     data_dir: DataDir = None,
     rounds: Annotated[Whole, field("rounds", TRAINING)] = None,
     local_epochs: Annotated[Whole, _shorthand("Local epochs in a round")] = None,
@@ -155,8 +159,11 @@ def run(
     kernel: Annotated[Text, field("kernel", COMPUTING, metavar="NAME")] = None,
     convolution: Annotated[Text, field("convolution", COMPUTING, metavar="NAME")] = None,
     chunk: Annotated[Whole, field("chunk", COMPUTING)] = None,
+    keep: Annotated[Text, field("keep", COMPUTING, metavar="NAME")] = None,
+    scratch: Annotated[Text, field("scratch", COMPUTING, metavar="FOLDER")] = None,
     threads: Annotated[Whole, field("threads", COMPUTING)] = None,
     compile: Annotated[Switch, field("compile", COMPUTING, "--compile/--no-compile")] = None,
+    precision: Annotated[Text, field("precision", COMPUTING, metavar="NAME")] = None,
     metrics: Annotated[Texts, field("metrics", RESULTS, "--metric", metavar="NAME")] = None,
     eval_every: Annotated[Whole, field("eval_every", RESULTS)] = None,
     eval_train: Annotated[Switch, field("eval_train", RESULTS, "--eval-train/--no-eval-train")] = None,
@@ -167,6 +174,7 @@ def run(
     out: Annotated[
         Folder, typer.Option(help="Folder for the run; a new one under runs/ by default.", rich_help_panel=RESULTS)
     ] = None,
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Run one experiment, from a method's name or a YAML file; options stand over the file.
@@ -183,22 +191,24 @@ def run(
             config = from_yaml(Path(what), values)
         else:
             config = from_mapping({"algorithm": what, **values})
-        _show(api.run_config(config, out=out, data_dir=data_dir, progress=not quiet), quiet)
+        _show(api.run_config(config, out=out, data_dir=data_dir, progress=not quiet, track=track or ()), quiet)
 
 
 app.command(name="compare")(compare.command(run, parse_settings))
 app.command()(export.export)
+app.command()(report.report)
 
 
 @app.command()
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
     data_dir: DataDir = None,
+    track: Track = None,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped or killed; it ends exactly as if it had never been."""
     with _stoppable():
-        _show(api.resume(path, data_dir=data_dir, progress=not quiet), quiet)
+        _show(api.resume(path, data_dir=data_dir, progress=not quiet, track=track or ()), quiet)
 
 
 @app.command()
@@ -228,6 +238,7 @@ def _stoppable() -> Iterator[None]:
 def _show(result: Result, quiet: bool) -> None:
     if not quiet:
         _print([result.summary])
+        report.suggest(result.path)
     err.print(f"run: {result.path}", markup=False, highlight=False)
 
 

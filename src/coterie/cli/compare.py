@@ -14,6 +14,7 @@ import yaml
 from coterie import comparison
 from coterie.cli.console import err, out
 from coterie.cli.options import COMPUTING, RESULTS, TRAINING, Texts
+from coterie.cli.report import suggest
 from coterie.config import SHORTHANDS, ExperimentConfig, read_yaml
 from coterie.errors import ConfigError, Interrupted
 
@@ -42,7 +43,8 @@ At = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Compare after the last round (final), or at each run's best on validation data (best).",
+        help="Compare after the last round (final), or at each run's best on validation data (best) or on test data "
+        "(best_oracle).",
         rich_help_panel=RESULTS,
     ),
 ]
@@ -96,14 +98,20 @@ def command(run: Callable[..., None], parse_settings: Callable[[list[str]], dict
         fields = {*ExperimentConfig.model_fields, *SHORTHANDS}
         values = {name: value for name, value in given.items() if name in fields and value not in (None, [])}
         values["settings"] = parse_settings(given["set_"] or [])
-        words, seeds = _told_apart(given["methods"], given["seeds"] or [])
+        words, seeds = told_apart(given["methods"], given["seeds"] or [])
         values |= {"seeds": seeds} if seeds else {}
         values |= {"tune": parse_lists(given["tune"])} if given["tune"] else {}
         try:
             plan = comparison.make_plan(_with_file(words, values))
             quiet = given["quiet"]
             found = comparison.compare(
-                plan, given["out"], data_dir=given["data_dir"], at=given["at"], jobs=given["jobs"], progress=not quiet
+                plan,
+                given["out"],
+                data_dir=given["data_dir"],
+                at=given["at"],
+                jobs=given["jobs"],
+                progress=not quiet,
+                track=given["track"] or (),
             )
         except KeyboardInterrupt:
             raise Interrupted(None) from None
@@ -111,6 +119,7 @@ def command(run: Callable[..., None], parse_settings: Callable[[list[str]], dict
             err.print(tuned.sentence(), markup=False, highlight=False)
         if not quiet:
             out.print(comparison.terminal(found))
+            suggest(given["out"])
         err.print(f"comparison: {given['out']}", markup=False, highlight=False)
 
     compare.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -123,8 +132,28 @@ def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empt
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-def _told_apart(words: Sequence[str], seeds: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Give the methods and the seeds: of ``--seeds 1 10 100``, the parser takes all but the first for methods."""
+def told_apart(words: Sequence[str], seeds: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Give the words and the seeds: of ``--seeds 1 10 100``, the parser takes all but the first for words.
+
+    Parameters
+    ----------
+    words
+        What the parser took for words.
+    seeds
+        What it took for seeds.
+
+    Returns
+    -------
+    words
+        Those that are no numbers.
+    seeds
+        All seeds.
+
+    Raises
+    ------
+    ConfigError
+        If there is a number without ``--seeds``, or a seed that is none.
+    """
     numbers = [word for word in words if word.isdecimal()]
     if numbers and not seeds:
         raise ConfigError(f"{numbers[0]!r} is no method: give seeds as --seeds {' '.join(numbers)}")

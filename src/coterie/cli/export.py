@@ -23,6 +23,7 @@ def export(
             show_default="personal",
         ),
     ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write the module as an ONNX file too.")] = False,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file for the parameters.")] = Path("model.safetensors"),
     data_dir: DataDir = None,
 ) -> None:
@@ -30,7 +31,9 @@ def export(
 
     Example: coterie export runs/fedacs-digits-seed1 --client 7 --out client7.safetensors
     """
-    written = exporting.export(run, client, out, best=exporting.kind(best), data_dir=data_dir)
+    written = exporting.export(run, client, out, best=exporting.kind(best), onnx=onnx, data_dir=data_dir)
     measured = ", ".join(f"{name} {value:.4f}" for name, value in written.about["test"].items())
     err.print(f"{written.about['kind']} model of client {client}, on its test samples: {measured}", highlight=False)
     err.print(f"model: {written.model}, loaded by {written.loader}", markup=False, highlight=False)
+    if written.onnx:
+        err.print(f"onnx: {written.onnx}", markup=False, highlight=False)

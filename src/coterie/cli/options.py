@@ -63,6 +63,14 @@ TestFraction = Annotated[Number, field("test_fraction", FEDERATION)]
 MaxTest = Annotated[Whole, field("max_test", FEDERATION)]
 Scarcity = Annotated[Whole, field("scarcity", FEDERATION)]
 Seed = Annotated[Whole, field("seed", TRAINING)]
+Track = Annotated[
+    Texts,
+    typer.Option(
+        metavar="NAME",
+        help="Tell a tracker how it goes: tensorboard[:FOLDER], mlflow[:URI] or wandb[:PROJECT]; may be repeated.",
+        rich_help_panel=RESULTS,
+    ),
+]
 DataDir = Annotated[
     Folder,
     typer.Option(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from coterie.comparison.plan import Plan, PlannedRun, make_plan
-from coterie.comparison.running import compare
-from coterie.comparison.standings import Standings, Tuned
+from coterie.comparison.running import compare, load_results
+from coterie.comparison.standings import Standings, Tuned, chosen_runs
 from coterie.comparison.writing import csv_text, latex, markdown, terminal
 
 __all__ = [
@@ -12,9 +12,11 @@ __all__ = [
     "PlannedRun",
     "Standings",
     "Tuned",
+    "chosen_runs",
     "compare",
     "csv_text",
     "latex",
+    "load_results",
     "make_plan",
     "markdown",
     "terminal",

@@ -7,6 +7,8 @@
       runs/NAME/                     a folder for each run
       diverged.json                  runs that became NaN or infinite, with the sentence that says so
       table.md, table.tex, table.csv the result, written last
+
+One process runs a comparison at a time, under a lock as on a run's folder.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from rich.console import Console
@@ -25,14 +27,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from coterie import api
 from coterie.comparison.plan import Plan, PlannedRun
-from coterie.comparison.side_by_side import in_turn, side_by_side
+from coterie.comparison.side_by_side import Play, in_turn, side_by_side
 from coterie.comparison.standings import Standings, standings
 from coterie.comparison.writing import csv_text, latex, markdown
 from coterie.config import read_yaml
 from coterie.errors import ConfigError, Interrupted, RunFolderError
 from coterie.experiment import Watcher
 from coterie.results import At, Result
+from coterie.storage import lock_folder
 from coterie.storage.atomic import read_json, write_json, write_text
+from coterie.tracking import make_all
 
 _PLAN, _RUNS, _DIVERGED = "plan.yaml", "runs", "diverged.json"
 
@@ -45,6 +49,7 @@ def compare(
     at: At = "final",
     jobs: int = 1,
     progress: bool = True,
+    track: Sequence[str] = (),
 ) -> Standings:
     """Run all that is left of a comparison, and write its tables.
 
@@ -55,15 +60,18 @@ def compare(
     plan
         The plan.
     out
-        The comparison's folder: new, empty, or of the same plan.
+        The comparison's folder: new, empty, or of the same plan. One that another process is running is refused.
     data_dir
         Where data sets lie.
     at
-        At which round methods are compared: ``"final"``, or ``"best"`` on validation data.
+        At which round methods are compared: ``"final"``, ``"best"`` on validation data, or ``"best_oracle"`` on test
+        data, as many papers do.
     jobs
         How many runs at a time; more than one are processes of their own, which share the CPU's cores.
     progress
         Show progress.
+    track
+        Trackers that are told of every run, by name; see :func:`coterie.run`.
 
     Returns
     -------
@@ -72,23 +80,43 @@ def compare(
     """
     folder = Path(out)
     _refuse_without_validation(plan, at)
-    _keep_plan(plan, folder)
-    diverged = _run_all(plan, folder, data_dir, jobs, progress)
-    results = {run.name: None if run.name in diverged else Result(folder / _RUNS / run.name) for run in plan.runs}
-    found = standings(plan, results, at)
-    for name, text in (("table.md", markdown(found)), ("table.tex", latex(found)), ("table.csv", csv_text(found))):
-        write_text(folder / name, text)
+    make_all(track)  # what is wrong with them is said before anything is begun
+    with _kept(plan, folder):
+        diverged = _run_all(plan, folder, functools.partial(_play, folder, data_dir, tuple(track)), jobs, progress)
+        found = standings(plan, _results(plan, folder, diverged), at)
+        for name, text in (("table.md", markdown(found)), ("table.tex", latex(found)), ("table.csv", csv_text(found))):
+            write_text(folder / name, text)
     return found
 
 
-def _run_all(
-    plan: Plan, folder: Path, data_dir: str | os.PathLike[str] | None, jobs: int, progress: bool
-) -> Mapping[str, str]:
+def load_results(plan: Plan, out: str | os.PathLike[str]) -> dict[str, Result | None]:
+    """Give the runs of a comparison that has come to its end.
+
+    Parameters
+    ----------
+    plan
+        Its plan.
+    out
+        Its folder.
+
+    Returns
+    -------
+    dict
+        The runs by name, ``None`` for one that diverged.
+    """
+    folder = Path(out)
+    return _results(plan, folder, read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {})
+
+
+def _results(plan: Plan, folder: Path, diverged: Mapping[str, str]) -> dict[str, Result | None]:
+    return {run.name: None if run.name in diverged else Result(folder / _RUNS / run.name) for run in plan.runs}
+
+
+def _run_all(plan: Plan, folder: Path, play: Play, jobs: int, progress: bool) -> Mapping[str, str]:
     """Run what is left, and give the runs that diverged with the sentence that says so."""
     diverged = read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {}
     left = [run for run in plan.runs if run.name not in diverged and not _finished(folder, run)]
     done = len(plan.runs) - len(left)
-    play = functools.partial(_play, folder, data_dir)
     try:
         with _display(len(plan.runs), done, progress) as display:
             ends = in_turn(left, play, display.told) if jobs == 1 else side_by_side(left, play, jobs, display.told)
@@ -114,39 +142,51 @@ def _finished(folder: Path, run: PlannedRun) -> bool:
     return (folder / _RUNS / run.name / "summary.json").exists()
 
 
-def _play(folder: Path, data_dir: str | os.PathLike[str] | None, run: PlannedRun, watch: Watcher) -> None:
+def _play(
+    folder: Path, data_dir: str | os.PathLike[str] | None, track: Sequence[str], run: PlannedRun, watch: Watcher
+) -> None:
     path = folder / _RUNS / run.name
     if (path / "config.yaml").exists():
-        api.resume(path, data_dir=data_dir, progress=watch)
+        api.resume(path, data_dir=data_dir, progress=watch, track=track)
     else:
-        api.run_config(run.config, out=path, data_dir=data_dir, progress=watch)
+        api.run_config(run.config, out=path, data_dir=data_dir, progress=watch, track=track)
 
 
 def _refuse_without_validation(plan: Plan, at: At) -> None:
-    if at not in ("final", "best"):
-        raise ConfigError(f"at is {at!r}, but must be final or best")
+    if at not in get_args(At):
+        raise ConfigError(f"at is {at!r}, but must be {', '.join(get_args(At)[:-1])} or {get_args(At)[-1]}")
     for run in plan.runs:
         if run.config.validation == 0 and (at == "best" or plan.tune):
             raise ConfigError("validation is 0, but best and tune choose on validation data: hold some out")
 
 
-def _keep_plan(plan: Plan, folder: Path) -> None:
-    text = yaml.safe_dump(plan.plain(), sort_keys=False, allow_unicode=True)
-    path = folder / _PLAN
-    if path.exists():
-        difference = _difference(read_yaml(path), yaml.safe_load(text))
+@contextlib.contextmanager
+def _kept(plan: Plan, folder: Path) -> Iterator[None]:
+    """Keep the plan in its folder, and everybody else out of it."""
+    plain = yaml.safe_load(yaml.safe_dump(plan.plain(), sort_keys=False, allow_unicode=True))
+    _refuse_another(plain, folder)
+    with contextlib.ExitStack() as locked:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            locked.callback(os.close, lock_folder(folder))
+            _refuse_another(plain, folder)  # another process may have begun between the look and the lock
+            if not (folder / _PLAN).exists():
+                write_text(folder / _PLAN, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        except OSError as error:
+            raise RunFolderError(f"{folder} cannot be written ({error.strerror or error})") from error
+        yield
+
+
+def _refuse_another(plain: Mapping[str, Any], folder: Path) -> None:
+    if (folder / _PLAN).exists():
+        difference = _difference(read_yaml(folder / _PLAN), plain)
         if difference:
             raise RunFolderError(
                 f"{folder} holds a comparison with another plan ({difference}): give its plan to go on with it, or "
                 "choose another --out"
             )
-        return
-    if folder.exists() and (not folder.is_dir() or any(not each.name.startswith(".") for each in folder.iterdir())):
+    elif folder.exists() and (not folder.is_dir() or any(not each.name.startswith(".") for each in folder.iterdir())):
         raise RunFolderError(f"{folder} is there already and holds no comparison: choose another --out")
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise RunFolderError(f"{folder} cannot be written ({error.strerror or error})") from error
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -138,9 +139,18 @@ def _ended(found: _Working) -> str | None:
     raise ConfigError(sentence)
 
 
+def _stop_with_parent() -> None:
+    # Of a parent that was killed nothing comes, and a round may take long: whoever goes on finds the run still locked.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _work(run: PlannedRun, play: Play, threads: int, tell: Any) -> None:
     # A group of its own: Ctrl-C reaches the parent alone, which asks its children once.
     os.setpgid(0, 0)
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
     if run.config.threads is None:
         torch.set_num_threads(threads)
 

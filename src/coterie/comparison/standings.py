@@ -164,7 +164,7 @@ def standings(plan: Plan, results: Mapping[str, Result | None], at: At = "final"
     results
         Its runs by name, ``None`` for one that diverged.
     at
-        At which round: the last, or each run's best on validation data.
+        At which round: the last, or each run's best on validation data or on test data.
 
     Returns
     -------
@@ -176,24 +176,55 @@ def standings(plan: Plan, results: Mapping[str, Result | None], at: At = "final"
         runs: dict[str, list[Result]] = {}
         tuned: dict[str, dict[str, Any]] = {}
         for method in plan.methods:
-            candidates = {key: [results[run.name] for run in found] for key, found in plan.of(setting, method).items()}
-            whole = {
-                key: [result for result in found if result is not None]
-                for key, found in candidates.items()
-                if None not in found
-            }
-            key = next(iter(whole), None)
-            if () not in candidates:
-                scored = {key: _on_validation(found, at) for key, found in whole.items()}
-                key = _best(scored, whole)
-                scores = [(dict(each), scored.get(each, math.nan)) for each in candidates]
-                tuning.append(Tuned(setting, method, None if key is None else dict(key), scores))
-            runs[method], tuned[method] = ([], {}) if key is None else (whole[key], dict(key))
+            runs[method], choice = chosen_runs(plan, results, setting, method, at)
+            tuning += [] if choice is None else [choice]
+            tuned[method] = {} if choice is None else choice.chosen or {}
         cells = _cells(runs, at)
         for method, found in runs.items():
             metric = found[0].summary["metric"] if found else ""
             lines.append(Line(setting, method, metric, tuned[method], cells[method]))
     return Standings(lines, tuning, len(plan.seeds), at)
+
+
+def chosen_runs(
+    plan: Plan, results: Mapping[str, Result | None], setting: Mapping[str, Any], method: str, at: At = "final"
+) -> tuple[list[Result], Tuned | None]:
+    """Give the runs that count for a method at one point of the grid.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    results
+        Its runs by name, ``None`` for one that diverged.
+    setting
+        The point of the grid.
+    method
+        What the table calls the method.
+    at
+        At which round candidates are compared, where there are several.
+
+    Returns
+    -------
+    runs
+        One for each seed, of the candidate that tuning chose; none if a seed of every candidate diverged.
+    tuned
+        What was chosen, ``None`` if there was nothing to choose.
+    """
+    candidates = {key: [results[run.name] for run in found] for key, found in plan.of(dict(setting), method).items()}
+    whole = {
+        key: [result for result in found if result is not None]
+        for key, found in candidates.items()
+        if None not in found
+    }
+    key = next(iter(whole), None)
+    tuned = None
+    if () not in candidates:
+        scored = {key: _on_validation(found, at) for key, found in whole.items()}
+        key = _best(scored, whole)
+        scores = [(dict(each), scored.get(each, math.nan)) for each in candidates]
+        tuned = Tuned(dict(setting), method, None if key is None else dict(key), scores)
+    return ([] if key is None else whole[key]), tuned
 
 
 def _best(scored: Mapping[Any, float], whole: Mapping[Any, list[Result]]) -> Any:

@@ -15,6 +15,11 @@ from coterie.comparison.standings import Cell, Line, Standings, said
 
 _ABSENT, _DIVERGED = "–", "diverged"
 _MARKS = "* p < 0.05, ** p < 0.01, *** p < 0.001: differs from the best of its column, by the two-sided Wilcoxon test"
+_WHEN = {
+    "final": "after the last round",
+    "best": "at the round that is best on validation data",
+    "best_oracle": "at the round that is best on test data",
+}
 _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _TEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
@@ -162,8 +167,7 @@ def title(found: Standings) -> str:
         One line.
     """
     metrics = "/".join(dict.fromkeys(line.metric for line in found.lines if line.metric)) or "nothing"
-    when = "after the last round" if found.at == "final" else "at the round that is best on validation data"
-    return f"test {metrics} {when}" + (f", mean ± std over {found.seeds} seeds" if found.seeds > 1 else "")
+    return f"test {metrics} {_WHEN[found.at]}" + (f", mean ± std over {found.seeds} seeds" if found.seeds > 1 else "")
 
 
 def legend(found: Standings) -> str:

@@ -16,6 +16,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     scheme.name: scheme
     for scheme in (Iid, Shards, Pathological, QLabel, Dirichlet, Quantity, Quality, Natural, Hybrid, Groups)
 }
+"""The schemes by name."""
 
 
 @dataclass(frozen=True)

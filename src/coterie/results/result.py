@@ -7,15 +7,22 @@ import io
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from coterie import figures
 from coterie.errors import RunFolderError
+from coterie.results import maps
+from coterie.results.runs import Runs
 from coterie.results.tables import table
 from coterie.storage import MetricsLog, TimingsLog, WeightsLog, matrix_log, read_config, read_shares, read_summary
+from coterie.storage.reading import SHARES
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 
 class Result:
@@ -119,6 +126,128 @@ class Result:
     def shares(self) -> pd.DataFrame:
         """What each client holds: ``client``, ``role``, sizes, and where known its group, noise and class counts."""
         return read_shares(self._path)
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether the run says what its clients hold; the server of a real federation does not know."""
+        return (self._path / SHARES).exists()
+
+    def plot_curves(self, metric: str | None = None) -> Figure:
+        """Plot a metric over rounds: the mean over clients, a panel for each model.
+
+        Parameters
+        ----------
+        metric
+            The metric (``"loss"`` for instance), by default the primary one.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            A figure that a notebook shows; :class:`coterie.results.Runs` plots several runs together.
+        """
+        return Runs([self]).plot_curves(metric)
+
+    def plot_clients(self, metric: str | None = None, sort: bool = False) -> Figure:
+        """Plot how clients fare at the last round: boxes, or every client from the least to the greatest.
+
+        Parameters
+        ----------
+        metric
+            The metric, by default the primary one.
+        sort
+            Draw every client, in place of boxes.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            A panel for each model.
+        """
+        return Runs([self]).plot_clients(metric, sort)
+
+    def plot_fairness(self, metric: str | None = None) -> Figure:
+        """Plot the mean over clients against the variance over clients, of the metric and of the loss.
+
+        Parameters
+        ----------
+        metric
+            The metric, by default the primary one.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            A point for each model.
+        """
+        return Runs([self]).plot_fairness(metric)
+
+    def plot_weights(self, frames: int = maps.FRAMES) -> Figure:
+        """Plot the collaboration weights, with clients of one group beside each other and a slider over rounds.
+
+        Parameters
+        ----------
+        frames
+            Rounds of the slider at most.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            A heat map: a row for each client that took, a column for each from whom it took.
+        """
+        return figures.plotly_figure(maps.weights_map(self, frames))
+
+    def plot_matrix(self, frames: int = maps.FRAMES) -> Figure:
+        """Plot the accuracy matrix, with clients of one group beside each other.
+
+        Parameters
+        ----------
+        frames
+            Rounds of the slider at most, where there are several.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            A heat map: a row for each personal model, a column for each client on whose samples it was measured.
+        """
+        return figures.plotly_figure(maps.matrix_map(self, frames))
+
+    def plot_s_acc(self) -> Figure:
+        """Plot S-acc, read off the accuracy matrix, against the fraction of the other clients.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            From L-acc at 0 to G-acc at 1.
+        """
+        return Runs([self]).plot_s_acc()
+
+    def plot_shares(self) -> Figure:
+        """Plot who holds what: training samples of each class by client.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            Bubbles for few clients, a heat map for many.
+        """
+        return figures.plotly_figure(maps.shares_map(self))
+
+    def plot_bytes(self) -> Figure:
+        """Plot the bytes of each round.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            A panel for each direction.
+        """
+        return Runs([self]).plot_bytes()
+
+    def plot_seconds(self) -> Figure:
+        """Plot the seconds of each round.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            A panel for each thing that took time.
+        """
+        return Runs([self]).plot_seconds()
 
     def table(self) -> Table:
         """Give the table that the end of a run prints.

@@ -9,7 +9,8 @@
      "global": the same or null, and "hybrid", "hybrid_oracle", "newcomer" where they were measured,
      "matrix": {"round", "metric", "clients", "samples", "l_acc": {"mean", "std"}, "g_acc": {"mean", "std"},
                 "s_acc": {fraction: {"mean", "std"}}, "global": {"mean", "std"} or null} where it was measured,
-     "seconds": {"total", "per_round"}, "bytes": {"up", "down"}}
+     "seconds": {"total", "per_round"}, "bytes": {"up", "down"},
+     "privacy": {"clip", "noise", "delta", "epsilon"} where replies were clipped}
 
 Every number is of the test split. ``mean`` is the unweighted mean over clients, ``std`` their standard deviation
 (divisor: their number) and ``worst`` the worst of them. ``final`` is the last round that was evaluated, with
@@ -20,7 +21,8 @@ best on the test data themselves: what papers often report, and more than anyone
 mean of the worst tenth of the clients and the variance over clients of their mean test loss, with divisors n and
 n - 1. Clients that attack are counted nowhere. ``matrix`` is read off the last accuracy matrix, of each personal model
 on ``samples`` test samples of each client: L-acc on its own, G-acc on everybody's, S-acc on its own and those of a
-fraction of the others, and the global model on each client's. In the file, what is not a finite number is ``null``.
+fraction of the others, and the global model on each client's. ``epsilon`` is the privacy loss of the client that
+replied most often. In the file, what is not a finite number is ``null``.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from torch import Tensor
 from coterie.errors import RunFolderError
 from coterie.evaluation import best_round, fairness
 from coterie.evaluation.metrics import usual
+from coterie.privacy import parse as parse_privacy
 
 _ALWAYS = ("personal", "global")
 _NEWCOMER = "newcomer"
@@ -54,6 +57,8 @@ def summarise(
     metric: str = "accuracy",
     higher_is_better: bool = True,
     clients: Collection[int] | None = None,
+    privacy: str | None = None,
+    measured: bool = True,
 ) -> dict[str, Any]:
     """Sum a run up.
 
@@ -76,6 +81,10 @@ def summarise(
     clients
         The clients that count (the benign ones, say), by default all. Clients held out of training are counted as
         newcomers in any case.
+    privacy
+        How replies were protected, as the configuration has it.
+    measured
+        Whether there must be something to sum up; nodes may keep what they measure to themselves.
 
     Returns
     -------
@@ -92,7 +101,7 @@ def summarise(
         model: _of_model(metrics if model == _NEWCOMER else counted, model, metric, higher_is_better)
         for model in MODELS
     }
-    if not any(models.values()):
+    if measured and not any(models.values()):
         raise RunFolderError(f"there is nothing to sum up: {metric!r} was never measured on test data")
     wire = metrics[metrics["model"] == "federation"].groupby("metric", observed=True)["value"].sum()
     return {
@@ -106,7 +115,13 @@ def summarise(
         **_of_matrix(counted, metrics, metric),
         "seconds": {"total": float(seconds), "per_round": float(seconds) / max(1, rounds)},
         "bytes": {way: int(wire.get(f"bytes_{way}", 0)) for way in ("up", "down")},
+        **({} if privacy is None else {"privacy": _of_privacy(metrics, privacy)}),
     }
+
+
+def _of_privacy(metrics: pd.DataFrame, text: str) -> dict[str, float | None]:
+    epsilon = metrics.loc[metrics["metric"] == "epsilon", ["round", "value"]].sort_values("round")["value"]
+    return {**parse_privacy(text).model_dump(), "epsilon": float(epsilon.iloc[-1]) if len(epsilon) else None}
 
 
 def _of_model(metrics: pd.DataFrame, model: str, metric: str, higher_is_better: bool) -> dict[str, Any] | None:

@@ -72,10 +72,22 @@ def table(summaries: Sequence[Mapping[str, Any]], title: str | None = None) -> T
                 f"{summary['seconds']['total']:.1f}",
                 end_section=not alone and position == len(having) - 1,
             )
-    if on_test_data:
-        out.caption = "† chosen on test data: there were no validation data"
-        out.caption_justify = "left"
+    notes = ["† chosen on test data: there were no validation data"] if on_test_data else []
+    notes += [_privacy(summary, alone) for summary in summaries if summary.get("privacy")]
+    if notes:
+        out.caption, out.caption_justify = "\n".join(notes), "left"
     return out
+
+
+def _privacy(summary: Mapping[str, Any], alone: bool) -> str:
+    found = summary["privacy"]
+    whose = "" if alone else f"{summary['algorithm']}, seed {summary['seed']}: "
+    if found["epsilon"] is None:
+        return f"{whose}replies clipped to {found['clip']:g}, without noise: no bound on the privacy loss"
+    return (
+        f"{whose}privacy loss ε = {found['epsilon']:.4g} at δ = {found['delta']:g}, for each client towards the server "
+        f"(clip {found['clip']:g}, noise {found['noise']:g})"
+    )
 
 
 def matrix_table(summaries: Sequence[Mapping[str, Any]]) -> Table | None:
