@@ -1,6 +1,6 @@
 """Rounds and server steps on one GPU, our variants side by side in one run.
 
-    python benchmarks/gpu.py [--only pfl pfllib mlp server many check] [--json FILE]
+    python benchmarks/gpu.py [--only pfl pfllib mlp server many check] [--with-pfl FOLDER] [--json FILE]
 
 Shapes: ``pfl`` is the benchmark of pfl-research (1,000 users of 50 images of 3x32x32, cohort 50, batch 10, one epoch, a
 CNN of 1,626,442 parameters); ``pfllib`` is 20 clients of 52,000 images of 1x28x28 with very unequal shares, a CNN of
@@ -8,7 +8,8 @@ CNN of 1,626,442 parameters); ``pfllib`` is 20 clients of 52,000 images of 1x28x
 attention of 1,000 clients with 1.6 million parameters; ``many`` is 10,000 clients of which a tenth takes part. A round
 is the whole of ``Simulation.play_round``: messages, training, replies, aggregation, the clients' state. Figures are
 medians over rounds after warm-up rounds, the device synchronised. The ceilings (a copy, a matrix product) are timed in
-the same run.
+the same run. With ``--with-pfl`` the shapes ``pfl``, ``pfllib`` and ``mlp`` are also played by a plain loop and by pfl,
+in turn with ours: see side_by_side.py, also for how to get the folder.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import side_by_side
 
 from coterie import randomness
 from coterie.algorithms import registry
@@ -35,6 +40,7 @@ from coterie.problems import Problem
 from coterie.rows import cosines, mix, squared_distances
 from coterie.server_math.attention import fedacs_weights, fedamp_weights, median_squared_distance
 
+KINDS = ("float32", "tf32", "bf16")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -122,7 +128,7 @@ def variants(
 def pfl() -> list[dict[str, Any]]:
     samples = samples_of([50] * 1000, (3, 32, 32))
     settings = {"local_epochs": 1, "batch_size": 10, "lr": 0.05}
-    which: list[dict[str, Any]] = [{"tf32": True}, {"tf32": False}, {"tf32": True, "record": False}]
+    which: list[dict[str, Any]] = [{"precision": kind} for kind in KINDS] + [{"record": False}]
     return variants("pfl", "fedavg", settings, "cnn_pfl", samples, 50, which)
 
 
@@ -136,7 +142,7 @@ def pfllib() -> list[dict[str, Any]]:
     rows = []
     for name in ("fedavg", "fedamp"):
         settings = {"local_epochs": 1, "batch_size": 10, "lr": 0.005}
-        which: list[dict[str, Any]] = [{"tf32": True}, {"tf32": False}]
+        which: list[dict[str, Any]] = [{"precision": kind} for kind in KINDS]
         rows += variants("pfllib", name, settings, "cnn_pfllib", samples, 20, which)
     return rows
 
@@ -144,7 +150,7 @@ def pfllib() -> list[dict[str, Any]]:
 def mlp() -> list[dict[str, Any]]:
     samples = samples_of([500] * 100, (1, 28, 28))
     settings = {"local_epochs": 1, "batch_size": 50, "lr": 0.05}
-    which: list[dict[str, Any]] = [{"tf32": True}, {"tf32": False}, {"tf32": False, "record": False}, {"loop": True}]
+    which: list[dict[str, Any]] = [{"precision": kind} for kind in KINDS] + [{"record": False}, {"loop": True}]
     return variants("mlp", "fedavg", settings, "mlp", samples, 100, which)
 
 
@@ -199,7 +205,7 @@ def many() -> list[dict[str, Any]]:
         samples = samples_of([50] * clients, (1, 28, 28))
         for name in ("fedacs", "flame"):
             settings = {"local_epochs": 1, "batch_size": 10} if name == "fedacs" else {"batch_size": 10}
-            rows += variants(f"many{clients}", name, settings, "mlp2", samples, 1000, [{"tf32": False}])
+            rows += variants(f"many{clients}", name, settings, "mlp2", samples, 1000, [{}])
     return rows
 
 
@@ -215,7 +221,8 @@ def check() -> list[dict[str, Any]]:
             ("recorded", {}),
             ("eager", {"record": False}),
             ("grouped", {"convolution": "grouped"}),
-            ("tf32", {"tf32": True}),
+            ("tf32", {"precision": "tf32"}),
+            ("bf16", {"precision": "bf16"}),
         ):
             simulated = simulation("fedavg", {"local_epochs": 1, "batch_size": 10, "lr": 0.05}, model, cpu, **options)
             if label == "oracle64":
@@ -266,6 +273,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = {"check": check, "pfl": pfl, "pfllib": pfllib, "mlp": mlp, "server": server, "many": many}
     parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
+    parser.add_argument("--with-pfl", type=Path, default=None, metavar="FOLDER", help="where pfl 0.6.0 lies")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
@@ -275,6 +283,10 @@ def main() -> None:
     for part in args.only:
         began = time.perf_counter()
         rows += parts[part]()
+        if args.with_pfl is not None and part in side_by_side.GPU:
+            setting, _ = side_by_side.seen_to(side_by_side.Setting(DEVICE.type, args.with_pfl, repeats=5))
+            works = {part: side_by_side.GPU[part]}
+            rows += [{"shape": f"{part} side by side"} | row for row in side_by_side.rows_of(works, setting)]
         print(f"-- {part} took {time.perf_counter() - began:.0f} s", flush=True)
         if args.json:
             args.json.write_text(json.dumps({"command": "benchmarks/gpu.py", **facts, "rows": rows}, indent=1))

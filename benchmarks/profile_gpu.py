@@ -1,6 +1,6 @@
 """Where the time of a round goes on a GPU: kernels, and the host's phases.
 
-python benchmarks/profile_gpu.py {pfl,pfllib,mlp} [--tf32] [--convolution KIND] [--top N]
+python benchmarks/profile_gpu.py {pfl,pfllib,mlp} [--precision KIND] [--convolution KIND] [--top N]
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def kernels(title: str, simulated: Any, cohort: int, top: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=["pfl", "pfllib", "mlp"])
-    parser.add_argument("--tf32", action="store_true")
+    parser.add_argument("--precision", default="float32", choices=["float32", "tf32", "bf16"])
     parser.add_argument("--convolution", default=None)
     parser.add_argument("--top", type=int, default=20)
     args = parser.parse_args()
@@ -89,7 +89,7 @@ def main() -> None:
         "pfllib": ([400 + 250 * i for i in range(20)], (1, 28, 28), "cnn_pfllib", 20),
         "mlp": ([500] * 100, (1, 28, 28), "mlp", 100),
     }[args.shape]
-    options = {"tf32": args.tf32, "convolution": args.convolution}
+    options = {"precision": args.precision, "convolution": args.convolution}
     simulated = simulation("fedavg", one, model, samples_of(sizes, shape), **options)
     kernels(f"{args.shape} {options}", simulated, cohort, args.top)
 
