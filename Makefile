@@ -17,10 +17,8 @@ help: ## show this
 demo: $(READY) ## compare four methods on embedded data, in under two minutes
 	@$(BIN)/python -m coterie.demo
 
-# Federations of real processes come last and one after another: they want the machine for themselves.
-test: $(READY) ## run the tests
+test: $(READY) ## run the tests, but for those of `make federation`
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 -m "not processes"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m processes tests/federation
 
 check: $(READY) ## lint, format, types, docstrings, dependency directions, house rules
 	$(BIN)/ruff check
@@ -35,7 +33,8 @@ docs: $(READY) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
-federation: $(READY) ## run only the tests of federations between processes
+# They want the machine, and the ports of the tutorial, for themselves.
+federation: $(READY) ## run the tests of federations between processes, a few minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m processes tests/federation
 
 clean: ## remove caches and what the demo and the builds left; keeps .venv and runs/
