@@ -119,3 +119,8 @@ class Federation:
             process.terminate()
         for name in reversed(list(self.started)):
             self.stop(name)
+
+    def abandon(self) -> None:
+        """End everything at once, without waiting for goodbyes."""
+        for name in reversed(list(self.started)):
+            self.kill(name)

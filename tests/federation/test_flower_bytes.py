@@ -75,7 +75,7 @@ def large(tmp_path: Path) -> Iterator[tuple[Federation, Counting]]:
         federation.node("silo")
         yield federation, counting
     finally:
-        federation.close()
+        federation.abandon()
         counting.close()
         shutil.rmtree(folder)
 

@@ -8,14 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
-from coterie.engines.flower import processes
-from coterie.engines.flower.blocks import content_of
+from flwr.app import Message
+from flwr.supercore.task_identity import TaskIdentity
+
+from coterie.engines.flower import apps, processes
+from coterie.engines.flower.blocks import block_of, content_of
 from coterie.federation import project
 
 
@@ -127,3 +132,53 @@ def test_the_reason_why_flower_ended_is_told(tmp_path: Path) -> None:
     process.wait()
     expected = f"the SuperNode ended with code 1 (No connection. wrong name): see {tmp_path / 'log'}"
     assert processes.how_it_ended("SuperNode", process, tmp_path / "log") == expected
+
+
+class Grid:
+    """Stands for Flower's grid: a node that is killed with its message, restarted, and answers what it gets then."""
+
+    def __init__(self, loses: int) -> None:
+        self.sent: list[Message] = []
+        self.loses, self.activated, self.looks = loses, "1", 0
+
+    def get_nodes(self) -> list[Any]:
+        self.looks += 1
+        self.activated = "2" if self.looks > 2 else "1"
+        return [SimpleNamespace(node_id=5, last_activated_at=self.activated, public_key=b"")]
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"m{len(self.sent)}"
+            self.sent.append(message)
+        return [f"m{len(self.sent) - 1}"]
+
+    def pull_messages(self, identifiers: list[str]) -> list[Message]:
+        found = [message for message in self.sent[self.loses :] if message.metadata.message_id in identifiers]
+        return [Message(content_of(b"answer"), reply_to=message) for message in found]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process of Flower's, which knows for which run it is; and without its pauses."""
+    for name in ("run_id", "node_id", "task_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+    monkeypatch.setattr(apps, "_POLL", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("loses", "sent"), [(0, 1), (1, 2)])
+def test_a_node_that_is_restarted_in_an_exchange_gets_its_message_again(
+    monkeypatch: pytest.MonkeyPatch, loses: int, sent: int
+) -> None:
+    monkeypatch.setattr(apps, "_LOOK", 0.0)
+    grid = Grid(loses)
+    answers = apps.FlowerGrid(cast(Any, grid)).exchange({5: b"question"}, 60.0, frozenset({5}))
+    assert answers == {5: b"answer"}
+    assert [block_of(message) for message in grid.sent] == [b"question"] * sent
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_node_that_is_not_there_is_waited_for_until_the_deadline() -> None:
+    began = time.monotonic()
+    assert apps.FlowerGrid(cast(Any, Grid(9))).exchange({5: b"question"}, 0.3, frozenset({5})) == {}
+    assert 0.3 <= time.monotonic() - began < 5

@@ -19,6 +19,7 @@ Settings = Mapping[str, str | int | float | bool]
 _ACTION = "query"
 _POLL, _SELDOM = 0.25, 2.0  # seconds between looks, growing with the wait: each costs the SuperLink some work
 _GONE = (3, 4, 5)  # Flower's codes for a message, a reply or a node that is not available
+_LOOK = 5.0  # seconds after which to see whether nodes were restarted
 _GRACE = 5.0  # seconds that a node that was late before gets beyond twice what the others took
 
 
@@ -63,26 +64,39 @@ class FlowerGrid:
         dict of int to bytes or Failure
             What came in time.
         """
-        began = time.monotonic()
+        began = looked = time.monotonic()
+        active = self._activations()
         waiting: dict[str, int] = {}
-        for node, block in messages.items():
-            # One at a time: a request that holds all of them may be too large where each alone is not.
-            message = Message(content_of(block), dst_node_id=node, message_type=_ACTION, ttl=deadline + 60)
-            for identifier in self._grid.push_messages([message]):
-                waiting[identifier] = node
+        for node in messages:
+            waiting |= self._push(node, messages[node], deadline)
         replies: dict[int, bytes | Failure] = {}
         until = began + deadline
         while waiting and time.monotonic() < until:
             for reply in self._grid.pull_messages(list(waiting)):
                 # By the message that it answers: an error's sender is not the node.
-                node = waiting.pop(reply.metadata.reply_to_message_id, -1)
+                node = waiting.get(reply.metadata.reply_to_message_id, -1)
                 if node >= 0:
                     replies[node] = _failure(reply) if reply.has_error() else block_of(reply)
+                    waiting = {identifier: other for identifier, other in waiting.items() if other != node}
+            if waiting and time.monotonic() - looked > _LOOK:
+                looked, before, active = time.monotonic(), active, self._activations()
+                for node in set(waiting.values()) & active.keys():
+                    if active[node] != before.setdefault(node, active[node]):
+                        # It was killed and is back. What it had received is lost, so it gets that again.
+                        waiting |= self._push(node, messages[node], deadline)
             if waiting and patience and not patience & set(waiting.values()):
                 until = min(until, began + 2 * (time.monotonic() - began) + _GRACE)
                 patience = frozenset()  # what is left gets no further reprieve
             time.sleep(min(max(_POLL, (time.monotonic() - began) / 20), _SELDOM))
         return replies
+
+    def _push(self, node: int, block: bytes, deadline: float) -> dict[str, int]:
+        # One at a time: a request that holds all of them may be too large where each alone is not.
+        message = Message(content_of(block), dst_node_id=node, message_type=_ACTION, ttl=deadline + 60)
+        return dict.fromkeys(self._grid.push_messages([message]), node)
+
+    def _activations(self) -> dict[int, str]:
+        return {int(node.node_id): str(node.last_activated_at) for node in self._grid.get_nodes()}
 
 
 def server_app(serve: Callable[[Transport, Settings], None]) -> ServerApp:
