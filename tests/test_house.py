@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BUILD = ("hatchling", "editables")  # what the Makefile installs to build the package
+EXTRAS = ("dev", "federation", "privacy")  # and those that it installs with it
 
 
 def constraints() -> dict[str, str]:
@@ -35,7 +36,8 @@ def constraints() -> dict[str, str]:
 def installed() -> set[str]:
     """Everything that the package with its tools draws in, by the metadata of what is installed here."""
     package = PROJECT["project"]
-    wanted = [*package["dependencies"], *package["optional-dependencies"]["dev"], *BUILD]
+    wanted = [*package["dependencies"], *BUILD]
+    wanted += [text for extra in EXTRAS for text in package["optional-dependencies"][extra]]
     waiting, seen = [Requirement(text) for text in wanted], set()
     while waiting:
         requirement = waiting.pop()
@@ -61,7 +63,8 @@ def test_everything_that_is_installed_is_pinned() -> None:
 
 def test_pins_satisfy_what_the_project_asks_for() -> None:
     package, pins = PROJECT["project"], constraints()
-    for text in (*package["dependencies"], *package["optional-dependencies"]["dev"]):
+    extras = [text for extra in EXTRAS for text in package["optional-dependencies"][extra]]
+    for text in (*package["dependencies"], *extras):
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
     assert pins["torch"] == "2.13.0"

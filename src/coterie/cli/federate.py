@@ -29,7 +29,7 @@ app = typer.Typer(help="Run a method between machines, over Flower.", no_args_is
 Project = Annotated[Path, typer.Argument(metavar="DIR", help="The project folder that `init` wrote.")]
 NodeFolder = Annotated[Path, typer.Argument(metavar="NODE", help="The node's folder, DIR/nodes/NAME.")]
 _POLL = 0.5
-_ASK_FLOWER = 30.0  # seconds; asking costs a process, looking at the run's folder next to nothing
+_ASK_FLOWER = 60.0  # seconds; asking costs a process, looking at the run's folder next to nothing
 
 
 def _need_flower() -> None:
