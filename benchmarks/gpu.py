@@ -28,7 +28,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import side_by_side
 
-from coterie import randomness
+from coterie import matrix_units, randomness
 from coterie.algorithms import registry
 from coterie.engines.batched import BatchedEngine
 from coterie.engines.loop import LoopEngine
@@ -178,10 +178,13 @@ def server() -> list[dict[str, Any]]:
         "mix": lambda: mix(torch.full((clients, clients), 1 / clients, device=DEVICE), w),
         "mix, plain float32": lambda: torch.full((clients, clients), 1 / clients, device=DEVICE) @ w,
     }
-    for name, step in steps.items():
-        ms = median_ms(step, 5, 2)
-        rows.append({"shape": "server", "step": name, "ms": ms})
-        print(f"server   {name:20} {ms:9.2f} ms", flush=True)
+    for kind, some in (("float32", list(steps)), ("tf32", ["fedacs", "fedamp"])):
+        for name in some:
+            with matrix_units.rounded(kind):  # type: ignore[arg-type]
+                ms = median_ms(steps[name], 5, 2)
+            label = name if kind == "float32" else f"{name}, {kind}"
+            rows.append({"shape": "server", "step": label, "ms": ms})
+            print(f"server   {label:20} {ms:9.2f} ms", flush=True)
     exact = torch.zeros(clients, clients, dtype=torch.float64, device=DEVICE)
     for block in w.split(2**14, dim=1):
         exact.addmm_(block.double(), block.double().T)

@@ -2,9 +2,9 @@
 
     python benchmarks/plots.py [--results benchmarks/results] [--out docs/performance]
 
-Reads whichever of ``side_by_side_*.json``, ``scaling_*.json`` and ``overhead_*.json`` are there and writes an SVG file
-of the same name for each, and prints the rows of the page's tables. Pictures have no background and use greys and hues
-that can be read on white and on black. The same results give the same files.
+Reads whichever of ``side_by_side_*.json``, ``scaling_*.json``, ``overhead_*.json`` and ``many_clients_*.json`` exist,
+writes an SVG file of the same name for each, and prints the rows of the page's tables. Pictures have no background and
+use greys and hues that can be read on white and on black. The same results give the same files.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ PARTS = {
     "closing": "#1a9850",
     "other": "#a0a0a0",
 }
+PLACES = {"device": "#1a9850", "host": "#4393c3", "disk": "#e08214"}
 SERIES = {
     "clients": "clients that take part",
     "parameters": "parameters",
@@ -155,6 +156,45 @@ def overhead(result: dict[str, Any], plt: Any) -> Any:
     return figure
 
 
+def many_clients(result: dict[str, Any], plt: Any) -> Any:
+    """Draw a round of a cohort that stays the same against the number of clients, by where their rows are kept."""
+    measured = [row for row in result["rows"] if "round_s" in row]
+    # Of several cohorts, that which was measured with the most numbers of clients.
+    sizes = {cohort: {row["clients"] for row in measured if row["cohort"] == cohort} for cohort in _cohorts(measured)}
+    cohort = max(sizes, key=lambda known: len(sizes[known]))
+    methods = list(dict.fromkeys(row["method"] for row in measured))
+    figure, panels = plt.subplots(1, len(methods), figsize=(7.2, 2.8), layout="constrained", sharey=True, squeeze=False)
+    for axes, method in zip(panels.flat, methods, strict=True):
+        for place, colour in PLACES.items():
+            mine = {row["clients"]: row["round_s"] for row in measured if _is(row, method, cohort, place)}
+            x = sorted(mine)
+            if not x:
+                continue
+            axes.plot(x, [1e3 * mine[at]["median"] for at in x], "o-", color=colour, markersize=3, label=place)
+            bounds = [[1e3 * mine[at][side] for at in x] for side in ("lower", "upper")]
+            axes.fill_between(x, *bounds, color=colour, alpha=0.2, linewidth=0)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_milliseconds)
+        axes.yaxis.set_minor_formatter(lambda value, place: "")
+        axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
+        axes.xaxis.set_minor_formatter(lambda value, place: "")
+        axes.grid()
+        axes.set_title(f"{method}, {cohort:,} clients a round", fontsize=9)
+        axes.set_xlabel("clients")
+    panels[0, 0].set_ylabel("a round")
+    panels[0, 0].legend(title="rows kept on")
+    return figure
+
+
+def _cohorts(rows: list[dict[str, Any]]) -> list[int]:
+    return list(dict.fromkeys(row["cohort"] for row in rows))
+
+
+def _is(row: dict[str, Any], method: str, cohort: int, place: str) -> bool:
+    return (row["method"], row["cohort"], row["keep"]) == (method, cohort, place)
+
+
 def table(kind: str, result: dict[str, Any]) -> list[str]:
     """Give the rows of a result's Markdown table, as they stand in docs/performance.md."""
     rows = {"side_by_side": _played, "overhead": _spent}.get(kind)
@@ -191,6 +231,7 @@ KINDS: dict[str, Callable[[dict[str, Any], Any], Any]] = {
     "side_by_side": side_by_side,
     "scaling": scaling,
     "overhead": overhead,
+    "many_clients": many_clients,
 }
 
 

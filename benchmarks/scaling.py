@@ -1,6 +1,6 @@
 """What a round costs as clients, parameters and samples grow: ours and the plain loop, in turn.
 
-    python benchmarks/scaling.py [--device cuda] [--only clients parameters samples idle] [--json FILE]
+    python benchmarks/scaling.py [--device cuda] [--only clients parameters samples idle] [--loop-steps N] [--json FILE]
 
 Four series, each from one starting point (20 clients of 50 samples, the MLP 784-200-10, batch 10, all take part):
 ``clients`` that take part; ``parameters``, by the width of the MLP's hidden layer; ``samples`` of each client;
@@ -24,6 +24,8 @@ from rivals import Federation, Work
 from rivals.ours import Ours
 from rivals.plain import PlainLoop
 
+from coterie.allocation import keep_freed_memory
+
 START = Work("mlp", (1, 28, 28), (50,) * 20, 20, 10)
 LADDERS = {
     "cpu": {
@@ -39,7 +41,7 @@ LADDERS = {
         "idle": (20, 200, 2000, 20000, 100000),
     },
 }
-LOOP_STEPS = 20_000  # beyond which the loop is not waited for
+LOOP_STEPS = 20_000  # of a round, beyond which the loop is not waited for
 
 
 def work_of(series: str, value: int) -> Work:
@@ -53,12 +55,14 @@ def work_of(series: str, value: int) -> Work:
     return replace(START, model="linear", sizes=(10,) * value)
 
 
-def measure(series: str, value: int, device: str, repeats: int, clock: str = "wall") -> dict[str, Any]:
+def measure(
+    series: str, value: int, device: str, repeats: int, clock: str = "wall", loop_steps: int = LOOP_STEPS
+) -> dict[str, Any]:
     """Time rounds of one point."""
     work = work_of(series, value)
     federation = Federation(work, device)
     players: dict[str, Any] = {"ours": Ours(federation)}
-    if work.steps <= LOOP_STEPS:
+    if work.steps <= loop_steps:
         players["loop"] = PlainLoop(federation)
     with measuring.Others() as others:
         plays = {name: player.play for name, player in players.items()}
@@ -85,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=list(LADDERS), default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--loop-steps", type=int, default=LOOP_STEPS, help="longer rounds the loop does not play")
     parser.add_argument("--smallest", action="store_true", help="the two lowest rungs, once: a trial")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--clock", choices=list(measuring.CLOCKS), default="wall")
@@ -92,12 +97,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.smallest:
         args.threads, args.repeats = 1, 1
+    keep_freed_memory()  # as the command line does; whoever plays in this process profits
     torch.set_num_threads(args.threads)
     rows = measuring.kept(args.json, "series", args.only) if args.add else []
     result = {"command": "benchmarks/scaling.py", **measuring.facts(args.device), "clock": args.clock, "rows": rows}
     for series in args.only:
         for value in LADDERS[args.device][series][: 2 if args.smallest else None]:
-            row = measure(series, value, args.device, args.repeats, args.clock)
+            row = measure(series, value, args.device, args.repeats, args.clock, args.loop_steps)
             rows.append(row)
             rows.sort(key=lambda known: list(LADDERS["cpu"]).index(known["series"]))
             shown = "".join(f"  {name} {times['median'] * 1e3:>9.2f} ms" for name, times in row["seconds"].items())

@@ -42,6 +42,8 @@ from rivals import Federation, Work, flower, pfl_research
 from rivals.ours import Ours
 from rivals.plain import PlainLoop
 
+from coterie.allocation import keep_freed_memory
+
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 CPU = {
     "linear-10": Work("linear", GREY, (100,) * 100, 100, 10),
@@ -233,6 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     table = CPU if args.device == "cpu" else GPU
     works = {name: smallest(work) if args.smallest else work for name, work in table.items()}
     works = {name: work for name, work in works.items() if args.only is None or name in args.only}
+    keep_freed_memory()  # as the command line does; whoever plays in this process profits
     torch.set_num_threads(args.threads)
     folders = {"pfl": args.with_pfl, "flower": args.with_flower}
     often = {"repeats": args.repeats, "warm": args.warm, "smallest": args.smallest, "clock": args.clock}

@@ -114,5 +114,12 @@ TABLE: dict[str, Row] = {
         ),
     ),
     "fedadmm": Row(_LOCAL | {"local_epochs": 4, "early_rounds": 2}, variants=({"begin": "own", "rho": 0.0},)),
-    "apfl": Row(_LOCAL, variants=({"momentum": 0.5, "alpha_decay": 0.02}, {"adaptive": False, "alpha": 0.3})),
+    "apfl": Row(
+        _LOCAL,
+        variants=(
+            {"momentum": 0.5, "alpha_decay": 0.02},
+            {"adaptive": False, "alpha": 0.3},
+            {"optimiser": "adam", "lr": 0.01},
+        ),
+    ),
 }

@@ -396,4 +396,5 @@ def test_the_command_plans_what_the_file_plans(
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0 and "personal" in done.stdout
     assert plans[0].plain() == plans[1].plain() == make_plan({**BOTH, "tune": {"lr": [0.1, 0.2]}}).plain()
+    assert {*plans[0].plain()["called"].values()} == {*plans[0].methods}
     assert len(plans[0].runs) == 2 * 2 * 2

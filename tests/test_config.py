@@ -62,7 +62,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "device number": ({"device": "cuda:x"}, "experiment: device is 'cuda:x', but must be cpu, cuda, cuda:N or auto"),
     "contradiction": (
         {"engine": "loop", "chunk": 3, "compile": True},
-        "experiment: engine=loop contradicts chunk, compile, which only engine=batched has",
+        "experiment: engine=loop contradicts chunk, compile, which only engine=batched and engine=sharded have",
     ),
     "metric twice": (
         {"metrics": ["accuracy", "auroc", "accuracy"]},

@@ -160,6 +160,7 @@ def test_options_that_documents_name_exist() -> None:
 
     known = set(options(typer.main.get_command(app)))
     known |= {"--help", "--logdir", "--trusted-entities"}  # of TensorBoard and of Flower
+    known |= {"--standalone", "--nproc-per-node"}  # of torchrun
     programs = [path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py")]
     known |= {option for text in programs for option in re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", text)}
     for document in (README, *PAGES):

@@ -182,7 +182,19 @@ def test_marks_for_the_tests_are_not_shown(pages: dict[Path, Written]) -> None:
 # ------------------------------------------------------------------------------------------------------- the reference
 
 ROOMS = (
-    *("algorithms", "attacks", "comparison", "config", "data", "errors", "evaluation", "export", "figures", "models"),
+    *(
+        "algorithms",
+        "allocation",
+        "attacks",
+        "comparison",
+        "config",
+        "data",
+        "errors",
+        "evaluation",
+        "export",
+        "figures",
+        "models",
+    ),
     *("partitions", "privacy", "problems", "randomness", "recipes", "report", "results", "rows", "tracking"),
 )
 INSIDE = {  # what users do not import from, and why it is not in the reference
@@ -195,6 +207,7 @@ INSIDE = {  # what users do not import from, and why it is not in the reference
     "federation": "behind `coterie federate`",
     "kernels": "of the engines",
     "matrix_units": "of the rows",
+    "ranks": "behind the engine `sharded`",
     "scoring": "behind evaluation",
     "server_math": "its modules are in the reference one by one",
     "spec": "behind everything that has options",

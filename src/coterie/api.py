@@ -16,6 +16,7 @@ from coterie.config import ExperimentConfig, from_mapping
 from coterie.errors import CoterieError, Interrupted, RunFolderError
 from coterie.evaluation import metrics as metric_table
 from coterie.experiment import Experiment, Watcher
+from coterie.ranks import first
 from coterie.results import Result, summarise
 from coterie.results.progress import progress_bar
 from coterie.tracking import Telling, Track, Tracker, make_all
@@ -92,12 +93,13 @@ def run_config(
     Result
         The run.
     """
+    ranks = experiment.ranks_for(config.engine)
     with contextlib.ExitStack() as on_failure:
-        path = Path(out) if out is not None else _new_folder(config)
-        if out is None:
+        path = ranks.told(lambda: Path(out) if out is not None else _new_folder(config))
+        if out is None and ranks.leads:
             on_failure.callback(_remove_if_empty, path)
-        trackers = make_all(track, new=path)
-        playing = experiment.begin(config, path, _folder(data_dir))
+        trackers = ranks.together(lambda: make_all(track, new=path) if ranks.leads else [])
+        playing = experiment.begin(config, path, _folder(data_dir), ranks)
         on_failure.pop_all()
     return _finish(playing, progress, trackers)
 
@@ -127,7 +129,7 @@ def resume(
     Result
         The run.
     """
-    trackers = make_all(track)
+    trackers = make_all(track) if first() else []
     return _finish(experiment.resume(Path(path), _folder(data_dir)), progress, trackers)
 
 
@@ -206,6 +208,8 @@ def _remove_if_empty(path: Path) -> None:
 def _finish(playing: Experiment, progress: bool | Watcher, trackers: Sequence[Tracker] = ()) -> Result:
     config, scorer, algorithm = playing.config, playing.scorer, playing.simulation.algorithm
     honest = playing.parts.world.roles.honest
+    if not playing.leads:  # another process tells and shows
+        progress, trackers = False, ()
     with (
         _located(playing),
         playing.folder as folder,
@@ -217,19 +221,23 @@ def _finish(playing: Experiment, progress: bool | Watcher, trackers: Sequence[Tr
             else contextlib.nullcontext(progress)
         ) as watch:
             playing.run(_both(telling.round, watch))
-        summary = summarise(
-            folder.metrics.read(),
-            algorithm=algorithm.name,
-            seed=config.seed,
-            rounds=playing.completed,
-            seconds=folder.timings.total(),
-            metric=scorer.primary,
-            higher_is_better=metric_table.get(scorer.primary).higher_is_better,
-            clients=honest,
-            privacy=config.privacy,
-        )
-        folder.finish(summary)
-        telling.end(summary)
+
+        def close() -> None:
+            summary = summarise(
+                folder.metrics.read(),
+                algorithm=algorithm.name,
+                seed=config.seed,
+                rounds=playing.completed,
+                seconds=folder.timings.total(),
+                metric=scorer.primary,
+                higher_is_better=metric_table.get(scorer.primary).higher_is_better,
+                clients=honest,
+                privacy=config.privacy,
+            )
+            folder.finish(summary)
+            telling.end(summary)
+
+        playing.conclude(close)
         return Result(folder.path)
 
 

@@ -68,12 +68,14 @@ class ExperimentConfig(BaseModel):
     checkpoint_every: int = Field(
         10, ge=1, description="write a checkpoint after every so many rounds; a large state's less often"
     )
-    engine: Literal["batched", "loop"] = Field("batched", description="how clients are computed")
+    engine: Literal["batched", "loop", "sharded"] = Field(
+        "batched", description="how clients are computed (sharded: by all processes that torchrun starts)"
+    )
     device: str = Field("cpu", description="where to compute: cpu, cuda, cuda:N, or auto")
     dtype: Literal["float32", "float64"] = Field("float32", description="type of all numbers")
     kernel: Literal["auto", "stacked", "vmap", "module"] = Field("auto", description="how the model is applied to rows")
-    convolution: Literal["auto", "fused", "grouped", "unfold", "single"] = Field(
-        "auto", description="how convolutions are computed"
+    convolution: Literal["auto", "measured", "fused", "grouped", "unfold", "single"] = Field(
+        "auto", description="how convolutions are computed (measured: as is fastest here, which is then kept)"
     )
     chunk: int | None = Field(None, ge=1, description="clients computed at once; chosen if not given")
     keep: Literal["auto", "device", "host", "disk"] = Field(
@@ -92,7 +94,7 @@ class ExperimentConfig(BaseModel):
         given |= {"chunk": self.chunk is not None, "compile": self.compile, "precision": self.precision != "float32"}
         if self.engine == "loop" and any(given.values()):
             names = ", ".join(name for name, is_given in given.items() if is_given)
-            raise ValueError(f"engine=loop contradicts {names}, which only engine=batched has")
+            raise ValueError(f"engine=loop contradicts {names}, which only engine=batched and engine=sharded have")
         if not re.fullmatch(r"cpu|auto|cuda(:\d+)?", self.device):
             raise ValueError(f"device is {self.device!r}, but must be cpu, cuda, cuda:N or auto")
         if len(set(self.metrics)) != len(self.metrics):

@@ -11,6 +11,7 @@
     ├── RunFolderError      a run folder exists already, is missing, or is in use
     ├── CheckpointError     a checkpoint is damaged, or belongs to another run
     ├── AlgorithmError      an algorithm broke its contract with the engine
+    ├── RankError           a rank of a sharded run is gone, or no longer has what the others have
     ├── Diverged            a model became NaN or infinite
     └── Interrupted         the user stopped the run, which can be resumed
 
@@ -95,6 +96,10 @@ class CheckpointError(CoterieError):
 
 class AlgorithmError(CoterieError):
     """An algorithm broke its contract with the engine."""
+
+
+class RankError(CoterieError):
+    """A rank of a sharded run is gone, or no longer has what the others have."""
 
 
 class Diverged(CoterieError):

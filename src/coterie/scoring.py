@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from coterie.engines.simulation import Simulation
 from coterie.engines.store import Split
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_oracle, hybrid_validation
-from coterie.rows import Rows, take_rows
+from coterie.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Score:
 class _Wanted:
     """What the models should give for some clients' samples of a split: the same in every round, so made once."""
 
-    targets: Tensor  # of all samples, client after client
+    clients: Tensor  # those that are computed in this process
+    targets: Tensor  # of all their samples, client after client
     offsets: Tensor  # where each client's samples begin, and the last one's end
 
 
@@ -101,7 +103,7 @@ class Scorer:
         if shared is not None:
             scores += self._of("global", shared, self._everyone, shared=True)
         for name, rows in algorithm.other_models(simulation.server).items():
-            some = ({key: take_rows(value, block) for key, value in rows.items()} for block in self._blocks)
+            some = ({key: simulation.my_rows(value, block) for key, value in rows.items()} for block in self._blocks)
             scores += self._joined([self._of(name, one, block) for one, block in zip(some, self._blocks, strict=True)])
         if algorithm.has_hybrid and algorithm.has_personal and shared is not None:
             scores += self._hybrid(scores)
@@ -111,19 +113,29 @@ class Scorer:
         return scores
 
     def _of(self, model: str, rows: Rows, clients: Tensor, shared: bool = False) -> list[Score]:
-        engine = self.simulation.engine
+        simulation = self.simulation
+        names = ("loss", *simulation.engine.problem.metrics)
         scores = []
         for split in self.splits:
             wanted = self._wanted(split, clients)
             if wanted is None:
                 continue
-            outputs = engine.predict(self.simulation.algorithm.predict, rows, clients, split, shared)
-            losses = engine.problem.loss(outputs, wanted.targets).double()
-            values = {"loss": metric_table.segment_mean(losses, wanted.offsets)}
-            for metric in engine.problem.metrics:
-                values[metric] = metric_table.per_client(metric, outputs, wanted.targets, wanted.offsets)
-            scores += [Score(model, split, metric, value, clients) for metric, value in values.items()]
+            found = simulation.apart(partial(self._values, rows, wanted, split, shared))
+            values = simulation.everyones(found, clients)
+            scores += [Score(model, split, name, value, clients) for name, value in zip(names, values, strict=True)]
         return scores
+
+    def _values(self, rows: Rows, wanted: _Wanted, split: Split, shared: bool) -> Tensor:
+        """Give the loss and every metric ``[values, clients]`` for the clients of this process."""
+        engine = self.simulation.engine
+        metrics = engine.problem.metrics
+        if not len(wanted.targets):
+            return torch.full((1 + len(metrics), len(wanted.clients)), torch.nan, dtype=torch.float64).to(engine.device)
+        outputs = engine.predict(self.simulation.algorithm.predict, rows, wanted.clients, split, shared)
+        losses = engine.problem.loss(outputs, wanted.targets).double()
+        values = [metric_table.segment_mean(losses, wanted.offsets)]
+        values += [metric_table.per_client(name, outputs, wanted.targets, wanted.offsets) for name in metrics]
+        return torch.stack([value.double() for value in values])
 
     def _joined(self, parts: list[list[Score]]) -> list[Score]:
         """Put the scores of all blocks of clients together; of a block without samples there are none."""
@@ -139,16 +151,18 @@ class Scorer:
         return out
 
     def _wanted(self, split: Split, clients: Tensor) -> _Wanted | None:
-        """Give what is wanted of some clients' samples, ``None`` if they have none; for all of a block made once."""
+        """Give what is wanted of some clients' samples, ``None`` if none has any; for all of a block made once."""
         kinds = (*self._blocks, self._everyone, self.newcomers)
         key = next(((split, number) for number, kind in enumerate(kinds) if kind is clients), None)
         if key is not None and key in self._known:
             return self._known[key]
         engine = self.simulation.engine
-        sizes = engine.sizes[split][clients]
-        targets = engine.samples.y[engine.samples.flat_index(clients, split)]
-        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        found = _Wanted(targets, offsets) if len(targets) else None
+        found = None
+        if bool(engine.sizes[split][clients].any()):
+            mine = self.simulation.mine(clients)
+            sizes = engine.sizes[split][mine]
+            targets = engine.samples.y[engine.samples.flat_index(mine, split)]
+            found = _Wanted(mine, targets, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
         if key is not None:
             self._known[key] = found
         return found

@@ -41,18 +41,17 @@ class Followed:
         self.federation = Federation(folder / "demo")
         self.members: list[str] = []
         self.rest: list[str] = []
-        self.port = 9092
+        self.port = 0
 
     def begin(self) -> None:
         """Follow the lines up to where the nodes are connected."""
-        from tests.federation.running import free_pair, is_free, wait_until
+        from tests.federation.running import free_pair, wait_until
 
         (init,) = [line for line in self.lines if " init " in line]
         assert self.lines[0] == init
-        # Word by word, unless somebody has the port.
-        taken = not (is_free(9092) and is_free(9093))
-        self.port = free_pair() if taken else self.port
-        self.do(init + (f" --port {self.port}" if taken else ""))
+        # Word by word but for the port, which another federation on this machine may have.
+        self.port = free_pair()
+        self.do(f"{init} --port {self.port}")
         for line in self.lines[1:]:
             words = shlex.split(line)
             if line == "coterie federate server demo":
@@ -72,6 +71,8 @@ class Followed:
 
     def do(self, line: str) -> str:
         """Run a line of the tutorial to its end; give what it prints."""
+        from tests.federation.running import PATIENCE
+
         program, *arguments = shlex.split(line)
         assert program == "coterie"
         done = subprocess.run(
@@ -81,6 +82,7 @@ class Followed:
             capture_output=True,
             text=True,
             check=False,
+            timeout=2 * PATIENCE,
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from coterie.engines.flower import processes
 
@@ -46,6 +48,18 @@ def is_free(port: int) -> bool:
     return False
 
 
+def flwr(home: Path, address: str, ca: Path, *arguments: str) -> dict[str, Any]:
+    """Run a command of Flower's own command line against a SuperLink; give its answer."""
+    home.mkdir(parents=True, exist_ok=True)
+    lines = ["[superlink.there]", f'address = "{address}"', f"root-certificates = {json.dumps(str(ca))}"]
+    (home / "config.toml").write_text("\n".join(lines) + "\n")
+    command = [str(Path(sys.executable).parent / "flwr"), *arguments, "there", "--format", "json"]
+    done = subprocess.run(
+        command, env=processes.environment(home), capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    return dict(json.loads(done.stdout[done.stdout.find("{") :]))
+
+
 @dataclass
 class Federation:
     """A project folder and the processes that run in it; ``close`` ends them all."""
@@ -57,27 +71,24 @@ class Federation:
     def env(self) -> dict[str, str]:
         return {**os.environ, "OMP_NUM_THREADS": "1"}
 
-    @property
-    def flower(self) -> dict[str, str]:
-        """The environment in which Flower's command line reaches the SuperLink."""
-        return processes.environment(self.folder / "server" / "flower")
-
     def log(self, name: str) -> Path:
         return self.folder.parent / f"{self.folder.name}-logs" / name
 
     def said(self, name: str) -> str:
         return self.log(name).read_text(errors="replace") if self.log(name).exists() else ""
 
-    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a command of Coterie's under a name, in the folder that holds the project."""
-        command = coterie(*arguments)
+    def start(
+        self, name: str, *arguments: str, within: Sequence[str] = (), cwd: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a command of Coterie's under a name, by default in the folder that holds the project."""
+        command = [*within, *coterie(*arguments)]
         log = self.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             process = subprocess.Popen(
                 command,
                 env=self.env,
-                cwd=self.folder.parent,
+                cwd=cwd or self.folder.parent,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

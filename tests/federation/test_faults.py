@@ -256,6 +256,24 @@ def test_a_killed_server_goes_on_from_its_checkpoint(
     assert sorted(measured["round"]) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
+def test_a_second_server_for_a_run_that_has_one_is_refused(tmp_path: Path) -> None:
+    """The first has the lock of the run's folder, and goes on as if nothing had been."""
+    local, refused = make_federation(tmp_path), []
+
+    def intrude(grid: LocalGrid) -> None:
+        if grid.exchanges == 3:
+            other = LocalGrid(grid.nodes_)
+            with pytest.raises(RunFolderError, match="is in use by another process"):
+                serve(local.agreement, other, plan(), tmp_path / "run")
+            refused.append(other.exchanges)
+
+    local.grid.before = intrude
+    serve(local.agreement, local.grid, plan(), tmp_path / "run")
+    assert refused == [0]  # it sent nothing to anybody
+    assert [event.what for event in events.read(tmp_path / "run")].count("began") == 1
+    expect(local, "flame", 3, lambda clients, call: torch.zeros_like(clients, dtype=torch.bool))
+
+
 def test_a_finished_run_and_another_plan_are_refused(tmp_path: Path) -> None:
     local = make_federation(tmp_path)
     serve(local.agreement, local.grid, plan(rounds=1), tmp_path / "run")

@@ -6,14 +6,17 @@ import ast
 import importlib.util
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pandas as pd
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from coterie.cli import federate
 from coterie.cli.app import app
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import ConfigError, CoterieError, RunFolderError
 from coterie.federation.agreement import Schema
 from coterie.federation.coordinator import Plan, serve
 from coterie.federation.watching import Watch
@@ -92,6 +95,83 @@ def test_a_node_that_disagrees_does_not_start(tmp_path: Path, change: dict[str, 
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **change}))
     with pytest.raises(CoterieError, match=says):
         CliRunner().invoke(app, ["federate", "node", str(file.parent)], catch_exceptions=False)
+
+
+@needs_flower
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # which Flower builds its apps with
+def test_without_a_server_commands_say_so_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(app, ["federate", "init", "p", "--port", "1"], catch_exceptions=False)  # nobody has port 2
+    done = CliRunner().invoke(app, ["federate", "status", "p"], catch_exceptions=False)
+    assert "the server is not running" in done.output
+    with pytest.raises(ConfigError, match=r"does not answer: is the server running\?"):
+        CliRunner().invoke(app, ["federate", "run", "p", "fedavg"], catch_exceptions=False)
+    assert not list(Path("p/server/plans").iterdir()) and not list(Path("p/runs").iterdir())
+    with pytest.raises(ConfigError, match=r"nowhere/federation.yaml cannot be read"):
+        CliRunner().invoke(app, ["federate", "status", "nowhere"], catch_exceptions=False)
+    Path("p/runs/old").mkdir()
+    Path("p/runs/old/summary.json").touch()
+    with pytest.raises(RunFolderError, match="old is finished: choose another --out"):
+        CliRunner().invoke(app, ["federate", "run", "p", "fedavg", "--out", "p/runs/old"], catch_exceptions=False)
+
+
+def test_what_a_second_submission_is_told_is_not_taken_for_the_firsts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two for one run, at the same time: each has a plan of its own, beside which the server says what went wrong."""
+    plans: list[Path] = []
+
+    class Link:
+        def submit(self, folder: Path, settings: dict[str, str]) -> int:
+            plans.append(Path(settings["plan"]))
+            assert yaml.safe_load(plans[-1].read_text())["algorithm"] == "fedavg"
+            if len(plans) == 1:
+                with pytest.raises(ConfigError, match="the run failed: it is in use"):
+                    federate._submit(tmp_path, plan, tmp_path / "run")
+                (tmp_path / "run").mkdir()
+                (tmp_path / "run" / "summary.json").write_text("{}")
+            else:
+                plans[-1].with_suffix(".error").write_text("it is in use\n")
+            return len(plans)
+
+    plan = Plan(algorithm="fedavg")
+    monkeypatch.setattr(federate, "_control", lambda folder: Link())
+    federate._submit(tmp_path, plan, tmp_path / "run")
+    assert len(set(plans)) == 2
+    assert not list((tmp_path / "server" / "plans").iterdir())
+
+
+class Answering:
+    """Stands for a SuperLink that answers as it is told to."""
+
+    def __init__(self, *answers: bool | None) -> None:
+        self.answers = list(answers)
+
+    def is_over(self, run: int) -> bool:
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise ConfigError("does not answer")
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_lost"), [((False, False, True), False), ((None, False, None, True), False), ((None,) * 4, True)]
+)
+def test_a_server_that_is_slow_to_answer_is_not_given_up_at_once(
+    monkeypatch: pytest.MonkeyPatch, answers: tuple[bool | None, ...], is_lost: bool
+) -> None:
+    """Asked every 16 seconds here; after 60 without an answer it is lost."""
+    now = [0.0]
+    pause = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + 16.0))
+    monkeypatch.setattr(federate, "time", pause)
+    link = Answering(*answers)
+    waiting = federate._waiting(cast(Any, link), 1, ())
+    if is_lost:
+        with pytest.raises(ConfigError, match="does not answer"):
+            list(waiting)
+    else:
+        assert len(list(waiting)) == len(answers) + 1
+    assert not link.answers
 
 
 def test_data_are_described_in_the_words_of_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

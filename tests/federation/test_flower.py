@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
@@ -14,11 +15,11 @@ pytest.importorskip("flwr", reason="flwr is not installed: these tests need cote
 
 import coterie
 from coterie.engines.flower import pki, processes
-from coterie.errors import ConfigError
+from coterie.engines.flower.control import Control
 from coterie.federation import events, project
 from tests.federation.conftest import OTHERS, ROUNDS, TUTORIALS, Followed, local_view
 from tests.federation.grid import compare
-from tests.federation.running import PATIENCE
+from tests.federation.running import PATIENCE, flwr
 
 pytestmark = pytest.mark.processes
 
@@ -27,7 +28,9 @@ def test_the_tutorial_shows_what_it_says(followed: Followed, printed: dict[str, 
     run, status, models, show = printed
     assert run == f"coterie federate run demo {TUTORIALS} --rounds {ROUNDS}"
     assert f"{TUTORIALS}-1" in printed[run]
-    assert printed[status].count("online") == 3
+    assert [re.search(rf"{member}\W+online\b", printed[status]) is not None for member in followed.members] == [
+        True
+    ] * 3
     assert printed[status].count(f"round {ROUNDS} of {ROUNDS}, finished") == 1 + len(OTHERS)
     assert TUTORIALS in printed[models] and "accuracy" in printed[models]
     assert TUTORIALS in printed[show]
@@ -113,21 +116,26 @@ def refusal(command: list[str], folder: Path) -> str:
     return (folder / "log").read_text()
 
 
-def online(followed: Followed) -> set[str]:
-    answer = processes.flwr(["supernode", "list", processes.CONNECTION], followed.federation.flower)
-    return {str(node["node-id"]) for node in answer["nodes"]}
+def online(followed: Followed) -> dict[str, str]:
+    found = control(followed).statuses()
+    assert list(found.values()) == ["online"] * 3
+    return found
+
+
+def control(followed: Followed) -> Control:
+    return Control(followed.federation.folder / "server", followed.port + 1)
 
 
 def test_a_strangers_submission_is_refused(followed: Followed, printed: dict[str, str], tmp_path: Path) -> None:
     """Whoever reaches the port of the nodes, with the right certificate, can neither submit nor look."""
     folder = followed.federation.folder
-    processes.write_connection(tmp_path, f"127.0.0.1:{followed.port}", folder / "server" / "ca.crt")
-    stranger = processes.environment(tmp_path)
-    before = runs(followed)
-    for command in (["run", str(folder / "app"), processes.CONNECTION], ["list", processes.CONNECTION]):
-        with pytest.raises(ConfigError, match="failed"):
-            processes.flwr(command, stranger)
-    assert runs(followed) == before
+    gate = (f"127.0.0.1:{followed.port}", folder / "server" / "ca.crt")
+    inside = (f"127.0.0.1:{followed.port + 1}", folder / "server" / "inside" / "ca.crt")
+    before = [run["run-id"] for run in flwr(tmp_path / "owner", *inside, "list")["runs"]]
+    assert len(before) == 1 + len(OTHERS)
+    for command in (["run", str(folder / "app")], ["list"]):
+        assert not flwr(tmp_path / "stranger", *gate, *command)["success"]
+    assert [run["run-id"] for run in flwr(tmp_path / "owner", *inside, "list")["runs"]] == before
     for path in (
         "/v1/control/start-run",
         "/v1/control/register-node",
@@ -144,11 +152,6 @@ def test_a_strangers_submission_is_refused(followed: Followed, printed: dict[str
     assert status(followed, "GET", "/v1/fleet/pull-messages") == 403
     # The gate itself is open for what nodes call, and Flower asks those for their key.
     assert status(followed, "POST", "/v1/fleet/pull-messages") in (400, 401)
-
-
-def runs(followed: Followed) -> list[str]:
-    answer = processes.flwr(["list", processes.CONNECTION], followed.federation.flower)
-    return sorted(str(run["run-id"]) for run in answer["runs"])
 
 
 def status(followed: Followed, method: str, path: str) -> int:

@@ -20,9 +20,9 @@ from tests.federation.running import PATIENCE, Federation, free_pair, wait_until
 
 pytestmark = pytest.mark.processes
 
-ROUNDS = 3
-HIDDEN = 16_000
-PARAMETERS = 64 * HIDDEN + HIDDEN + HIDDEN * 10 + 10  # of mlp on digits: 4.8 MB
+ROUNDS = 2
+HIDDEN = 6_000
+PARAMETERS = 64 * HIDDEN + HIDDEN + HIDDEN * 10 + 10  # of mlp on digits: 1.8 MB
 
 
 class Counting:

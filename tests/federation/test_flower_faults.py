@@ -25,7 +25,7 @@ from tests.federation.running import PATIENCE, wait_until
 
 pytestmark = pytest.mark.processes
 
-ROUNDS, KILLED = 10, 1  # enough for a node to come back before the last, on a slow machine too
+ROUNDS, KILLED = 9, 1  # enough for a node to come back before the last, on a slow machine too
 LOST = ("no reply", "error", "garbage")
 
 
@@ -38,7 +38,7 @@ class Story:
         self.member = followed.members[KILLED]
         # What is not there costs a deadline. Long enough for the others on this machine, as slow as it is now.
         slowest = float(Result(self.federation.folder / "runs" / "fedavg-1").timings["training"].max())
-        self.deadline = max(15.0, 3 * slowest)
+        self.deadline = max(10.0, 1.5 * slowest)
 
     def told(self, what: str, client: int | None = None) -> list[events.Event]:
         return [each for each in events.read(self.run) if each.what == what and each.client == client]
@@ -60,7 +60,7 @@ class Story:
         federation.kill(self.member)
         wait_until(lambda: self.told("no reply", KILLED), "the killed node is missed", running)
         federation.node(self.member)
-        wait_until(lambda: self.told("returned", KILLED), "the node is back", running)
+        wait_until(lambda: f"client {KILLED} returned" in federation.said("story"), "the node is back", running)
         federation.kill("server")
         federation.stop("story")
         federation.serve()

@@ -1,4 +1,4 @@
-"""Triton's kernels against the same mathematics in float64, run on the CPU by Triton's interpreter."""
+"""Triton's kernels against the same mathematics in float64: on a GPU, or on a CPU by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from coterie.kernels.dropping import Draw, drop
 from coterie.kernels.pooling import pool
 from coterie.kernels.splitting import split_centred
 from coterie.problems import Problem, StreamDropout
+from tests.support import DEVICE
 
 FLOAT32 = 2e-6
 
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(kernels, "INTERPRETED", True)
-    yield
+    monkeypatch.setattr(kernels, "INTERPRETED", DEVICE.type == "cpu")
+    with DEVICE:
+        yield
 
 
 def numbers(*shape: int, seed: int = 1) -> Tensor:
-    key = randomness.keys(seed, "kernel tests", 0, torch.arange(1))
+    key = randomness.keys(seed, "kernel tests", 0, torch.arange(1, device="cpu"))
     count = int(torch.tensor(shape).prod())
-    return randomness.normal(key, count, torch.float32).view(shape)
+    return randomness.normal(key, count, torch.float32).view(shape).to(DEVICE)
 
 
 def apart(got: Tensor, wanted: Tensor) -> float:
@@ -113,7 +115,7 @@ def test_pooling_is_bit_for_bit_that_of_torch(cut: bool, window: tuple[int, int]
 
 def test_dropout_draws_the_streams_own_integers() -> None:
     layer = StreamDropout(0.25, 3)
-    key = randomness.keys(1, "dropout", 2, torch.arange(5))
+    key = randomness.keys(1, "dropout", 2, torch.arange(5, device="cpu")).to(DEVICE)
     key[3] = 0  # as in evaluation: nothing is dropped
     x = numbers(5, 3, 7, 11)
     constants = (randomness.GOLDEN, randomness.MIX_1, randomness.MIX_2)
@@ -179,12 +181,12 @@ MODELS: dict[str, tuple[int, ...]] = {"cnn_small": (1, 8, 8), "mlp": (1, 8, 8), 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_of_a_whole_model(model: str) -> None:
     with randomness.torch_stream(1, "kernel tests"):
-        problem = Problem.of(models.build(model, MODELS[model], 10))
+        problem = Problem.of(models.build(model, MODELS[model], 10), device=DEVICE)
     rows, samples = 2, 3
     params = problem.start * torch.tensor([[1.0], [1.1]])
     x, y = numbers(rows, samples, *MODELS[model]), torch.tensor([[1, 4, 7], [0, 9, 2]])
     weight, rate = torch.full((rows, samples), 1 / samples), torch.tensor([[0.1], [0.3]])
-    key = randomness.keys(1, "kernel tests", 1, torch.arange(rows))
+    key = randomness.keys(1, "kernel tests", 1, torch.arange(rows, device="cpu")).to(DEVICE)
 
     def stepped(net: Any) -> Tensor:
         new = params.clone()
@@ -199,7 +201,7 @@ def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.usable(torch.zeros(2))
     assert not kernels.usable(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
     monkeypatch.setattr(kernels, "INTERPRETED", False)
-    assert not kernels.usable(torch.zeros(2))
+    assert not kernels.usable(torch.zeros(2, device="cpu"))
 
 
 def test_precision_follows_the_switches() -> None:

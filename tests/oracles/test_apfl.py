@@ -85,11 +85,34 @@ def test_personal_models_mix_with_the_global_model_of_now() -> None:
     assert float((personal[absent] - simulation.engine.problem.start).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("extra", [{}, {"momentum": 0.5}, {"alpha_decay": 0.5, "alpha": 0.1}, {"alpha": 0.98}])
+class Steps:
+    """The steps of ``torch.optim``'s SGD and Adam in NumPy, from a state that is empty at the start of a round."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.adam, self.lr = settings.get("optimiser") == "adam", settings["lr"]
+        self.momentum, self.count = settings.get("momentum", 0.0), 0
+        self.first, self.second = np.zeros(3), np.zeros(3)
+
+    def step(self, gradient: np.ndarray) -> np.ndarray:
+        self.count += 1
+        if not self.adam:
+            self.first = self.momentum * self.first + gradient
+            return self.lr * self.first
+        self.first = 0.9 * self.first + 0.1 * gradient
+        self.second = 0.999 * self.second + 0.001 * gradient**2
+        mean, square = self.first / (1 - 0.9**self.count), self.second / (1 - 0.999**self.count)
+        return self.lr * mean / (np.sqrt(square) + 1e-8)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"momentum": 0.5}, {"alpha_decay": 0.5, "alpha": 0.1}, {"alpha": 0.98}, {"optimiser": "adam", "lr": 0.05}],
+)
 def test_equals_a_replay_in_numpy(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    clients, lr = 5, 0.1
+    clients = 5
     best, sizes = 4 * points(clients), [6, 7, 9, 10, 12]
-    settings = {"lr": lr, "batch_size": 4, "local_epochs": 2} | extra
+    settings = {"lr": 0.1, "batch_size": 4, "local_epochs": 2} | extra
+    lr = settings["lr"]
     recorder = Recorder(monkeypatch)
     simulation = regress(
         "apfl",
@@ -98,21 +121,19 @@ def test_equals_a_replay_in_numpy(extra: dict[str, Any], monkeypatch: pytest.Mon
         engine="loop",
         lost=lambda asked, call: asked == call.round % clients,
     )
-    momentum, decay = settings.get("momentum", 0.0), settings.get("alpha_decay", 0.0)
+    decay = settings.get("alpha_decay", 0.0)
     w, v, alpha = np.zeros(3), np.zeros_like(best), np.full(clients, settings.get("alpha", 0.5))
     clipped = False
     for number in range(1, 7):
         simulation.play_round(some(clients, 4, number), number)
         copies, weights = [], []
         for i, batches in recorder.take().items():
-            copy, speed, own_speed = w, np.zeros(3), np.zeros(3)
+            copy, shared, own = w, Steps(settings), Steps(settings)
             for step, batch in enumerate(batches):
-                speed = momentum * speed + gradient(copy, batch)
-                copy = copy - lr * speed
+                copy = copy - shared.step(gradient(copy, batch))
                 slope = gradient(alpha[i] * v[i] + (1 - alpha[i]) * copy, batch)
-                own_speed = momentum * own_speed + alpha[i] * slope
                 old = v[i].copy()
-                v[i] = v[i] - lr * own_speed
+                v[i] = v[i] - own.step(alpha[i] * slope)
                 if step == 0:
                     raw = alpha[i] - lr * ((old - copy) @ slope + decay * alpha[i])
                     alpha[i] = min(max(raw, 0.0), 1.0)

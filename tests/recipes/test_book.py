@@ -134,11 +134,11 @@ def test_every_criterion_says_a_whole_sentence(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedamp-table1", "fedamp-table2", "fedamp-table3"])
 def test_fedamps_tables_are_whole(name: str) -> None:
-    recipe = load(name)
-    numbers = [number for part in recipe.parts for number in paper_numbers(part).values()]
+    parts = [part for part in load(name).parts if part.name != "fmnist-mlp"]  # which is not the paper's
+    numbers = [number for part in parts for number in paper_numbers(part).values()]
     assert len(numbers) == FEDAMP_CELLS and all(number.std is None for number in numbers)
-    assert [part.name for part in recipe.parts] == ["mnist", "fmnist", "emnist", "cifar100"]
-    for part in recipe.parts:
+    assert [part.name for part in parts] == ["mnist", "fmnist", "emnist", "cifar100"]
+    for part in parts:
         assert part.at == "best_oracle" and {row_of(row)[0] for row in part.numbers.rows} == {*planned(part).methods}
 
 

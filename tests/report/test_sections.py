@@ -189,6 +189,24 @@ def test_a_comparison_stands_for_its_runs(tmp_path: Path) -> None:
     assert [result.path.name for result in gather([tmp_path]).runs.results] == ["a-seed1", "b-seed1"]
 
 
+def test_lines_have_the_names_of_the_plan(tmp_path: Path) -> None:
+    for number, (name, prox) in enumerate((("near", 1.0), ("far", 0.1))):
+        for seed in (1, 10):
+            write_run(
+                tmp_path / f"cmp/runs/{name}-seed{seed}", "fedamp", seed, settings={"prox": prox}, level=0.1 * number
+            )
+    alone = write_run(tmp_path / "alone", "local").path
+    runs = [f"{name}-seed{seed}" for name in ("near", "far") for seed in (1, 10)]
+    plan = {"called": {run: run.partition("-")[0] for run in runs}, "runs": {run: {} for run in runs}}
+    (tmp_path / "cmp/plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+    found = gather([tmp_path / "cmp", alone]).runs
+    assert [line.name for line in found.lines] == ["near", "near", "far", "far", "local"]
+    # Of a plan from before names were kept, what tells runs apart is said.
+    (tmp_path / "cmp/plan.yaml").write_text(yaml.safe_dump({"runs": plan["runs"]}, sort_keys=False))
+    old = gather([tmp_path / "cmp"]).runs
+    assert [line.name for line in old.lines] == ["fedamp (prox=1.0)"] * 2 + ["fedamp (prox=0.1)"] * 2
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"there is no run in .*nowhere"):
         gather([tmp_path / "nowhere"])

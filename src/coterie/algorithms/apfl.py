@@ -78,8 +78,8 @@ class MixtureTraining(ProximalTraining):
         """Start at the received model and the client's own; see :meth:`Task.start`."""
         work = super().start(here, state, message)
         work |= {"v": state["v"], "alpha": state["alpha"], **self.optimiser.init(here, state["v"], "own ")}
-        # One at the first step and zero afterwards: how far α moves.
-        return work | ({"first": torch.ones_like(state["alpha"])} if self.adaptive else {})
+        # One at the first step of a round and zero afterwards: how far α moves.
+        return work | ({"opening": torch.ones_like(state["alpha"])} if self.adaptive else {})
 
     def step(self, work: Rows, batch: Batch) -> Rows:
         """Step both models; see :meth:`ProximalTraining.step`."""
@@ -90,8 +90,8 @@ class MixtureTraining(ProximalTraining):
         if not self.adaptive:
             return work
         slope = torch.linalg.vecdot(v - w, gradient).unsqueeze(1) + self.alpha_decay * alpha
-        moved = (alpha - work["own lr"] * work["first"] * slope).clamp(0, 1)
-        return work | {"alpha": moved, "first": torch.zeros_like(alpha)}
+        moved = (alpha - work["own lr"] * work["opening"] * slope).clamp(0, 1)
+        return work | {"alpha": moved, "opening": torch.zeros_like(alpha)}
 
     def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
         """Keep ``v_i`` and ``α_i``, and send ``w_i``; see :meth:`Task.finish`."""

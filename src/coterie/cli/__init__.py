@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from coterie.errors import CoterieError, Interrupted
+from coterie.allocation import keep_freed_memory
+from coterie.errors import CoterieError, Interrupted, RankError
 
 __all__ = ["main"]
 
@@ -24,6 +25,7 @@ def main() -> None:
     """Run the command line; an error that we raise on purpose is one sentence and exit code 2, never a traceback."""
     # Threads that spin while they wait make a round tens of times as long on a machine that does other work as well.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_freed_memory()
     # Models and losses of the user's may lie in the current folder; behind all else, so that they hide nothing.
     sys.path.append(os.getcwd())
     try:
@@ -33,11 +35,20 @@ def main() -> None:
         warnings.formatwarning = _in_one_line(TrackerWarning, warnings.formatwarning)
         app(prog_name="coterie")
     except Interrupted as stop:
-        print(stop, file=sys.stderr)
+        _say(stop)
         sys.exit(128 + stop.signal_number)
+    except RankError as error:  # of which the ranks do not agree: each may know something else
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     except CoterieError as error:
-        print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        _say(f"error: {error}", *getattr(error, "__notes__", ()))
         sys.exit(2)
     except KeyboardInterrupt:
-        print(Interrupted(None), file=sys.stderr)
+        _say(Interrupted(None))
         sys.exit(130)
+
+
+def _say(*lines: object) -> None:
+    # What several processes of one run have to say, the first says.
+    if os.environ.get("RANK", "0") == "0" or "TORCHELASTIC_RUN_ID" not in os.environ:
+        print(*lines, sep="\n", file=sys.stderr)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from coterie import __version__, api
+from coterie import __version__, api, ranks
 from coterie.cli import compare, export, federate, listing, report
 from coterie.cli import data as data_commands
 from coterie.cli import partition as partition_commands
@@ -236,6 +236,8 @@ def _stoppable() -> Iterator[None]:
 
 
 def _show(result: Result, quiet: bool) -> None:
+    if not ranks.first():  # another process of the same run shows it
+        return
     if not quiet:
         _print([result.summary])
         report.suggest(result.path)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
-import json
 import os
+import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -19,17 +19,20 @@ import yaml
 from rich.table import Column, Table
 
 from coterie.cli.console import err, out
-from coterie.errors import ConfigError
+from coterie.cli.options import Track
+from coterie.errors import ConfigError, RunFolderError
 
 if TYPE_CHECKING:
+    from coterie.engines.flower.control import Control
     from coterie.federation.coordinator import Plan
+    from coterie.federation.watching import Watch
 
 app = typer.Typer(help="Run a method between machines, over Flower.", no_args_is_help=True)
 
 Project = Annotated[Path, typer.Argument(metavar="DIR", help="The project folder that `init` wrote.")]
 NodeFolder = Annotated[Path, typer.Argument(metavar="NODE", help="The node's folder, DIR/nodes/NAME.")]
 _POLL = 0.5
-_ASK_FLOWER = 60.0  # seconds; asking costs a process, looking at the run's folder next to nothing
+_ASK_FLOWER, _LOST = 15.0, 60.0  # seconds between questions, and without an answer until the server is given up
 
 
 def _need_flower() -> None:
@@ -65,7 +68,7 @@ def server(folder: Project) -> None:
     from coterie.federation import agreement, project
 
     config, agreed = project.read_server(folder), agreement.read(folder / agreement.FILE)
-    keys = [(member.name, member.key) for member in agreed.members if member.key is not None]
+    keys = {member.name: member.key for member in agreed.members if member.key is not None}
     own = (folder / "server").absolute()
     with serving.superlink(own, config.superlink_port, keys):
         address = f"{config.host}:{config.port}"
@@ -121,6 +124,7 @@ def run(
         Optional[Path],  # noqa: UP045
         typer.Option("--out", help="Folder for the run; one that was stopped goes on."),
     ] = None,
+    track: Track = None,
 ) -> None:
     """Run a method over the nodes that are there; a run that was stopped goes on from its last round."""
     _need_flower()
@@ -128,6 +132,7 @@ def run(
     from coterie.cli.app import parse_settings
     from coterie.federation import agreement
     from coterie.federation.coordinator import Plan
+    from coterie.tracking import make_all
 
     values: dict[str, Any] = {
         "algorithm": algorithm,
@@ -138,32 +143,36 @@ def run(
         "deadline": deadline,
         "minimum": minimum,
         "wait": wait,
+        "track": [_placed(each) for each in track or ()],
     }
     plan = spec.make(Plan, values, "plan")
     plan.experiment(agreement.read(folder / agreement.FILE))
     path = (out_ or _new_run(folder, algorithm)).absolute()
+    if (path / "summary.json").exists():
+        raise RunFolderError(f"{path} is finished: choose another --out")
+    make_all(plan.track, new=None if (path / "config.yaml").exists() else path)  # what is wrong is said here
     _submit(folder.absolute(), plan, path)
     out.print(f"run: {path}", markup=False, highlight=False)
 
 
 @app.command()
 def status(folder: Project) -> None:
-    """Show the nodes that are registered, and every run with its last round and latest events."""
+    """Show whose nodes are there, and every run with its last round and latest events."""
     _need_flower()
-    from coterie.engines.flower import processes
-    from coterie.federation import events
+    from coterie.federation import agreement, events
     from coterie.storage import MetricsLog, read_config, read_summary
 
-    env = processes.environment((folder / "server" / "flower").absolute())
+    members, control = agreement.read(folder / agreement.FILE).members, _control(folder)
     try:
-        answer = processes.flwr(["supernode", "list", processes.CONNECTION], env)
-        table = Table("node", "status")
-        for entry in answer.get("nodes", ()):
-            table.add_row(str(entry.get("node-id")), str(entry.get("status")))
+        found = control.statuses()
+        table = Table("member", "status")
+        for member in members:
+            here = [word for key, word in found.items() if agreement.same_key(key, member.key or "")]
+            table.add_row(member.name, here[0] if here else "not let in")
         out.print(table)
     except ConfigError:
         out.print("the server is not running")
-    for path in sorted(each for each in (folder / "runs").iterdir() if (each / "config.yaml").exists()):
+    for path in sorted(each.parent for each in (folder / "runs").glob("*/config.yaml")):
         metrics = MetricsLog(path).read()
         done = int(metrics["round"].max()) if len(metrics) else 0
         word = "finished" if read_summary(path) else "not finished"
@@ -243,6 +252,13 @@ def _terminated_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _placed(track: str) -> str:
+    """Make a tracker's folder absolute: it is the server that writes there."""
+    name, colon, option = track.partition(":")
+    here = name.strip() == "tensorboard" and option.strip()
+    return f"{name}:{Path(option.strip()).expanduser().absolute()}" if colon and here else track
+
+
 def _new_run(folder: Path, algorithm: str) -> Path:
     names = (folder / "runs" / f"{algorithm}-{number}" for number in itertools.count(1))
     return next(path for path in names if not path.exists())
@@ -250,51 +266,66 @@ def _new_run(folder: Path, algorithm: str) -> Path:
 
 def _submit(folder: Path, plan: Plan, path: Path) -> None:
     """Hand the plan to Flower, then tell what happens until the run is over."""
-    from coterie.engines.flower import processes
     from coterie.federation.watching import Watch
     from coterie.storage import read_summary
     from coterie.storage.atomic import write_text
 
     watch = Watch(path, plan.rounds)
-    plan_file = folder / "server" / "plans" / f"{path.name}.yaml"
+    # Its own for each submission: what a second one for the same run is told must not be taken for the first one's.
+    plan_file = folder / "server" / "plans" / f"{path.name}-{secrets.token_hex(4)}.yaml"
     failed = plan_file.with_suffix(".error")
     write_text(plan_file, yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False))
-    failed.unlink(missing_ok=True)
-    env = processes.environment(folder / "server" / "flower")
     given = {"federation": str(folder / "federation.yaml"), "plan": str(plan_file), "out": str(path)}
-    settings = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items())
-    answer = processes.flwr(["run", str(folder / "app"), processes.CONNECTION, "-c", settings], env)
-    run_id = str(answer["run-id"])
-    err.print(f"submitted as Flower's run {run_id}", highlight=False)
-    try:
-        for _ in _waiting(run_id, env, (path / "summary.json", failed)):
-            for line in watch.news():
-                err.print(line, markup=False, highlight=False, soft_wrap=True)
-    except KeyboardInterrupt:
-        processes.flwr(["stop", run_id, processes.CONNECTION], env)
-        raise
-    except ConfigError as error:
-        raise ConfigError(f"{error}; start the server, then the run goes on with --out {path}") from error
+    control = _control(folder)
+    with contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(plan_file.unlink, missing_ok=True)
+        run_id = control.submit(folder / "app", given)
+        err.print(f"submitted as Flower's run {run_id}", highlight=False)
+        _follow(control, run_id, watch, path, failed)
     if failed.exists():
-        raise ConfigError(f"the run failed: {failed.read_text(encoding='utf-8').strip()}")
+        reason = failed.read_text(encoding="utf-8").strip()
+        failed.unlink()
+        raise ConfigError(f"the run failed: {reason}")
     if read_summary(path) is None:
         raise ConfigError(
-            f"the run in {path} did not end: see {folder / 'server' / 'superlink.log'}; it goes on with --out {path}"
+            f"the run in {path} did not end: see {folder / 'server' / 'serverapp.log'}; it goes on with --out {path}"
         )
 
 
-def _waiting(run_id: str, env: dict[str, str], ends: tuple[Path, ...]) -> Iterator[None]:
-    """Pause again and again while the run goes on; a last time when it is over."""
-    from coterie.engines.flower import processes
+def _follow(control: Control, run_id: int, watch: Watch, path: Path, failed: Path) -> None:
+    """Tell what happens until the run is over; Ctrl-C stops it."""
+    try:
+        for _ in _waiting(control, run_id, (path / "summary.json", failed)):
+            for line in watch.news():
+                err.print(line, markup=False, highlight=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        control.stop(run_id)
+        err.print(f"stopped; the run goes on with --out {path}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(128 + signal.SIGINT) from None
+    except ConfigError as error:
+        raise ConfigError(f"{error}; start the server, then the run goes on with --out {path}") from error
 
-    asked = time.monotonic()
+
+def _control(folder: Path) -> Control:
+    from coterie.engines.flower.control import Control
+    from coterie.federation import project
+
+    return Control(folder / "server", project.read_server(folder).superlink_port)
+
+
+def _waiting(control: Control, run_id: int, ends: tuple[Path, ...]) -> Iterator[None]:
+    """Pause again and again while the run goes on; a last time when it is over."""
+    asked = heard = time.monotonic()
     while not any(path.exists() for path in ends):
         if time.monotonic() - asked > _ASK_FLOWER:
-            answer = processes.flwr(["list", "--run-id", run_id, processes.CONNECTION], env)
-            runs = answer.get("runs") or [{}]
-            if str(runs[0].get("status", "")).startswith("finished"):
-                break
             asked = time.monotonic()
+            try:
+                if control.is_over(run_id):
+                    break
+                heard = time.monotonic()
+            except ConfigError:  # a busy machine may take its time
+                if asked - heard > _LOST:
+                    raise
         yield
         time.sleep(_POLL)
     yield

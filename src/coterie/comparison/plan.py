@@ -108,6 +108,7 @@ class Plan:
             "seeds": list(self.seeds),
             "grid": self.grid,
             "tune": self.tune,
+            "called": {run.name: run.method for run in self.runs},
             "runs": {run.name: run.config.plain() for run in self.runs},
         }
 

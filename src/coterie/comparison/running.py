@@ -33,6 +33,7 @@ from coterie.comparison.writing import csv_text, latex, markdown
 from coterie.config import read_yaml
 from coterie.errors import ConfigError, Interrupted, RunFolderError
 from coterie.experiment import Watcher
+from coterie.ranks import launched
 from coterie.results import At, Result
 from coterie.storage import lock_folder
 from coterie.storage.atomic import read_json, write_json, write_text
@@ -79,6 +80,7 @@ def compare(
         Who stands where.
     """
     folder = Path(out)
+    _refuse_several_processes()
     _refuse_without_validation(plan, at)
     make_all(track)  # what is wrong with them is said before anything is begun
     with _kept(plan, folder):
@@ -150,6 +152,14 @@ def _play(
         api.resume(path, data_dir=data_dir, progress=watch, track=track)
     else:
         api.run_config(run.config, out=path, data_dir=data_dir, progress=watch, track=track)
+
+
+def _refuse_several_processes() -> None:
+    if launched() > 1:
+        raise ConfigError(
+            f"torchrun started {launched()} processes, but a comparison runs in one: start it without torchrun, with "
+            "--jobs for several runs at a time; single runs can be sharded (`torchrun -m coterie run`)"
+        )
 
 
 def _refuse_without_validation(plan: Plan, at: At) -> None:

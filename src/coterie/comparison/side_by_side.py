@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from coterie.allocation import keep_freed_memory
 from coterie.comparison.plan import PlannedRun
 from coterie.errors import ConfigError, CoterieError, Diverged, Interrupted
 from coterie.experiment import Watcher
@@ -151,6 +152,7 @@ def _work(run: PlannedRun, play: Play, threads: int, tell: Any) -> None:
     # A group of its own: Ctrl-C reaches the parent alone, which asks its children once.
     os.setpgid(0, 0)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
+    keep_freed_memory()
     if run.config.threads is None:
         torch.set_num_threads(threads)
 

@@ -227,6 +227,29 @@ def take(rows: Rows, index: Tensor | slice) -> Rows:
     return {name: value[index] for name, value in rows.items()}
 
 
+def pick(message: Rows, places: Tensor) -> Rows:
+    """Give some rows of a message.
+
+    Parameters
+    ----------
+    message
+        Named rows; what all got alike is one row repeated with stride 0, which is not copied.
+    places
+        Which rows.
+
+    Returns
+    -------
+    Rows
+        Those rows.
+    """
+    return {
+        name: value[:1].expand(len(places), *value.shape[1:])
+        if value.shape[0] > 1 and value.stride(0) == 0
+        else value[places]
+        for name, value in message.items()
+    }
+
+
 def join(pieces: list[Rows]) -> Rows:
     """Put rows one after another.
 

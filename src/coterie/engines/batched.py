@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 
 from coterie import matrix_units, randomness
 from coterie.algorithms.base import Batch, Fold, Minibatches, Net, Task
-from coterie.engines.base import Call, Engine, Predict, join, take
+from coterie.engines.base import Call, Engine, Predict, join, pick, take
+from coterie.engines.choosing import Times, convolution_times
 from coterie.engines.layers import Convolution
-from coterie.engines.nets import Kernel, ModuleNet, VmapNet, agrees, make_net
+from coterie.engines.nets import Kernel, ModuleNet, RowNet, VmapNet, agrees, make_net
 from coterie.engines.recorded import Recording, Replays
 from coterie.engines.schedule import Schedule, at_once, make_schedule
 from coterie.engines.store import Samples, Split
@@ -27,6 +29,16 @@ from coterie.rows import Rows
 _CPU_CHUNK_BYTES = 2**23
 _PREDICT_ELEMENTS = 2**24
 _RECORDINGS = 16
+_TABLES = 8
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The samples of some clients in a block, padded to the longest of them."""
+
+    clients: Tensor
+    index: Tensor  # of samples [clients, places]
+    real: Tensor  # which places of the flat block are not padding
 
 
 class BatchedEngine(Engine):
@@ -73,20 +85,57 @@ class BatchedEngine(Engine):
         on_cpu = self.device.type == "cpu"
         self.convolution: Convolution = convolution or "auto"
         self.kernel: Kernel = kernel or "stacked"
-        net = make_net(problem.module, problem.layout, self.kernel, self.convolution)
-        if not isinstance(net, ModuleNet | VmapNet) and not agrees(
-            net, ModuleNet(problem.module, problem.layout), self._probe(), 1e-4
-        ):
-            net = VmapNet(problem.module, problem.layout)
-        if isinstance(net, VmapNet):
-            self.kernel = "vmap"
-        self._net = net
+        self.measured: Times = {}
+        self._net = self._make_net()
         self.chunk = chunk or self._memory_chunk()
         self.compile_steps = compile_steps
         self.record = (not on_cpu) if record is None else record
         self.precision = precision
         self._replays = Replays()
         self._recordings: dict[tuple[Hashable, ...], tuple[Task, Recording]] = {}
+        self._tables: dict[tuple[Split, int], _Table] = {}
+
+    def _make_net(self) -> RowNet:
+        module, layout = self.problem.module, self.problem.layout
+        net = make_net(module, layout, self.kernel, self.convolution)
+        if not isinstance(net, ModuleNet | VmapNet) and not agrees(net, ModuleNet(module, layout), self._probe(), 1e-4):
+            net = VmapNet(module, layout)
+        if isinstance(net, VmapNet):
+            self.kernel = "vmap"
+        return net
+
+    def measure(self, batch: int) -> None:
+        """Find out how convolutions are the fastest, and compute them so from now on.
+
+        Parameters
+        ----------
+        batch
+            Samples in a batch, 0 for all of a client's.
+        """
+        on_cpu = self.device.type == "cpu"
+        self.measured = convolution_times(
+            self.problem,
+            self.samples,
+            batch,
+            record=self.record,
+            precision=self.precision,
+            chunk=self.chunk if on_cpu else None,
+        )
+        if self.measured:
+            way, rows = next(iter(self.measured))
+            self.convolve(way)
+            self.chunk = rows if on_cpu else self.chunk  # on a GPU as many as its memory has room for
+
+    def convolve(self, convolution: Convolution) -> None:
+        """Compute convolutions in another way.
+
+        Parameters
+        ----------
+        convolution
+            The way.
+        """
+        self.convolution = convolution
+        self._net = self._make_net()
 
     @property
     def net(self) -> Net:
@@ -96,10 +145,10 @@ class BatchedEngine(Engine):
     @property
     def choices(self) -> dict[str, Any]:
         """What decides the last bits of a result: kernels, chunks, threads."""
-        own = {"kernel": self.kernel, "convolution": self.convolution, "chunk": self.chunk}
-        return (
-            super().choices | own | {"compile": self.compile_steps, "record": self.record, "precision": self.precision}
-        )
+        own: dict[str, Any] = {"kernel": self.kernel, "convolution": self.convolution, "chunk": self.chunk}
+        own |= {"compile": self.compile_steps, "record": self.record, "precision": self.precision}
+        seconds = {f"{way}, {rows} at once": found for (way, rows), found in self.measured.items()}
+        return super().choices | own | ({"measured_seconds": seconds} if seconds else {})
 
     def rounding(self) -> contextlib.AbstractContextManager[None]:
         """Let products be rounded as this engine was told; see :meth:`Engine.rounding`."""
@@ -127,7 +176,7 @@ class BatchedEngine(Engine):
                 return self._run_chunk(task, clients, host, state, message, call)
             chunks = order.to(self.device).split(chunk)
             parts = [
-                self._run_chunk(task, clients[places], mine, take(state, places), _pick(message, places), call)
+                self._run_chunk(task, clients[places], mine, take(state, places), pick(message, places), call)
                 for places, mine in zip(chunks, host[order].split(chunk), strict=True)
             ]
         known: dict[tuple[int, ...], Tensor] = {}  # a model that is kept and also sent is put together once
@@ -245,11 +294,14 @@ class BatchedEngine(Engine):
         return torch.cat(pieces)
 
     def _predict_each(self, predict: Predict, rows: Rows, clients: Tensor, split: Split) -> Tensor:
+        chunk = self.chunk or 128
+        together = len(clients) <= chunk
+        if together and (table := self._table(clients, split)) is not None:
+            x, _ = self.samples.gather(table.index, clients)
+            return predict(self._net, rows, x).flatten(0, 1).index_select(0, table.real)
         sizes, ragged = self.sizes[split][clients], self.samples.splits[split]
         starts = sizes.cumsum(0) - sizes
         out: Tensor | None = None
-        chunk = self.chunk or 128
-        together = len(clients) <= chunk
         # Clients of similar size go into one block, so that little of it is padding; where there is one block for all,
         # the models stay where they are.
         everyone = torch.arange(len(clients), device=self.device)
@@ -275,15 +327,23 @@ class BatchedEngine(Engine):
             out = self.problem.start.new_empty(0, *width)
         return out
 
-
-def _pick(message: Rows, places: Tensor) -> Rows:
-    # What all got alike is one row repeated with stride 0: taking rows of it must not copy it.
-    return {
-        name: value[:1].expand(len(places), *value.shape[1:])
-        if value.shape[0] > 1 and value.stride(0) == 0
-        else value[places]
-        for name, value in message.items()
-    }
+    def _table(self, clients: Tensor, split: Split) -> _Table | None:
+        """Give the samples of clients that fit into one block, padded to the longest; made once for the same."""
+        held = self._tables.get((split, id(clients)))
+        if held is not None:
+            return held
+        sizes, ragged = self.host_sizes[split][clients.cpu()], self.samples.splits[split]
+        longest = int(sizes.max())
+        if not longest or len(clients) * longest * self.samples.x[0].numel() > _PREDICT_ELEMENTS:
+            return None
+        sizes, place = sizes.to(self.device).unsqueeze(1), torch.arange(longest, device=self.device)
+        within = torch.minimum(place.expand(len(clients), -1), (sizes - 1).clamp_min(0))
+        flat = (ragged.offsets[clients].unsqueeze(1) + within).clamp_max(len(ragged.flat) - 1)
+        table = _Table(clients, ragged.flat[flat], (place < sizes).flatten().nonzero().squeeze(1))
+        self._tables[split, id(clients)] = table  # with the clients, so that their id stays their own
+        while len(self._tables) > _TABLES:
+            self._tables.pop(next(iter(self._tables)))
+        return table
 
 
 def _scattered(parts: list[Rows], chunks: tuple[Tensor, ...], known: dict[tuple[int, ...], Tensor]) -> Rows:

@@ -139,10 +139,18 @@ class CrossScorer:
         """
         simulation, algorithm = self.simulation, self.simulation.algorithm
         personal = simulation.personal(self.trainers, round_number)
-        personal = take(personal, torch.isin(self.trainers, self.clients))
-        values = cross(simulation.engine, algorithm.predict, personal, self._index, self.metric)
+        personal = take(personal, torch.isin(simulation.mine(self.trainers), self.clients))
+        found = simulation.apart(lambda: self._columns(personal))
+        values = simulation.everyones(found, self.clients).T.contiguous()
         shared, on_shared = algorithm.global_model(simulation.server), None
         if shared is not None:
             one = {name: value.unsqueeze(0) for name, value in shared.items()}
             on_shared = cross(simulation.engine, algorithm.predict, one, self._index, self.metric)[0]
         return Matrix(self.metric, self.clients, values, on_shared, self._index.shape[1])
+
+    def _columns(self, personal: Rows) -> Tensor:
+        """Measure some models; a column for each."""
+        simulation = self.simulation
+        if not len(simulation.mine(self.clients)):
+            return torch.empty(len(self.clients), 0, dtype=torch.float64, device=simulation.engine.device)
+        return cross(simulation.engine, simulation.algorithm.predict, personal, self._index, self.metric).T

@@ -43,6 +43,7 @@ class Keeper:
         self._porter: Porter | None = None
         self._away: list[AwayShelf] = []
         self._next: Chosen | None = None
+        self._beside = 1  # processes of this run that share the machine's memory
 
     def place(self, server: Rows, clients: Rows, count: int) -> tuple[Rows, Rows]:
         """Give every matrix a place, where it lies alone.
@@ -68,12 +69,23 @@ class Keeper:
             for name, value in clients.items()
         }
         kept = [value for value in (*server.values(), *clients.values()) if isinstance(value, Kept)]
-        large = [value.nbytes for value in kept if value.shelf.row_bytes >= _SMALL]
-        place = self.choose(sum(large)) if self.keep == "auto" else self.keep
+        large = [self._rows(len(value)) * value.shelf.row_bytes for value in kept if value.shelf.row_bytes >= _SMALL]
+        place: Place = self.choose(sum(large)) if self.keep == "auto" else self.keep
         self.keep = place
-        for value in kept:
-            self._move(value, place)
+        for state in (server, clients):
+            for value in state.values():
+                if isinstance(value, Kept):
+                    value.move(self._shelf(value.shelf, place, state is server))
+                    value.settle()
         return server, clients
+
+    def _rows(self, count: int) -> int:
+        """Say how many rows of a matrix lie with this process."""
+        return count
+
+    def _chosen(self, clients: Tensor) -> Chosen:
+        """Say where the rows of clients lie on the shelves of this process."""
+        return Chosen(clients)
 
     def choose(self, size: int) -> Place:
         """Choose where to keep so many bytes.
@@ -92,7 +104,7 @@ class Keeper:
             free, _ = torch.cuda.mem_get_info(self._device)
             if size <= _OF_DEVICE * free:
                 return "device"
-        if size <= _OF_MEMORY * free_memory():
+        if size <= _OF_MEMORY * free_memory() / self._beside:
             return "device" if self._on_host() else "host"
         return "disk"
 
@@ -100,21 +112,21 @@ class Keeper:
         """Whether the device computes in the host's memory, so that rows that are kept there need no other shelf."""
         return self._device.type == "cpu"
 
-    def _move(self, value: Kept, place: Keep) -> None:
-        old = value.shelf
-        on_device = place == "device" or old.row_bytes < _SMALL or (place == "host" and self._on_host())
-        new: Shelf
-        if on_device:
-            new = OnDevice(old.shape[0], old.opening)
+    def _shelf(self, old: Shelf, place: Place, is_server: bool) -> Shelf:
+        """Make a shelf for a matrix of the server's or of the clients' state."""
+        return self._plain_shelf(old.shape[0], old.opening, place)
+
+    def _plain_shelf(self, count: int, opening: Tensor, place: Place) -> Shelf:
+        if place == "device" or opening.nbytes < _SMALL or (place == "host" and self._on_host()):
+            return OnDevice(count, opening)
+        self._porter = self._porter or Porter(self._device)
+        new: AwayShelf
+        if place == "host":
+            new = InMemory(count, opening, self._porter)
         else:
-            self._porter = self._porter or Porter(self._device)
-            if place == "host":
-                new = InMemory(old.shape[0], old.opening, self._porter)
-            else:
-                new = OnDisk(old.shape[0], old.opening, self._porter, self._folder())
-            self._away.append(new)
-        value.move(new)
-        value.settle()
+            new = OnDisk(count, opening, self._porter, self._folder())
+        self._away.append(new)
+        return new
 
     def _folder(self) -> Path:
         if not self._scratch.is_dir():
@@ -129,7 +141,7 @@ class Keeper:
         clients
             The next cohort, in increasing order; ``None`` if it is not known.
         """
-        self._next = None if clients is None or not self._away else Chosen(clients)
+        self._next = None if clients is None or not self._away else self._chosen(clients)
 
     def begin(self, clients: Tensor | None = None) -> None:
         """Say that a round or an evaluation begins.
@@ -139,7 +151,7 @@ class Keeper:
         clients
             The cohort of a round; what was brought for others is dropped.
         """
-        cohort = None if clients is None else Chosen(clients)
+        cohort = None if clients is None or not self._away else self._chosen(clients)
         for shelf in self._away:
             shelf.asked = False
             if cohort is not None:
@@ -168,7 +180,7 @@ class Keeper:
 
     def _has_room(self, size: int) -> bool:
         if self._device.type != "cuda":
-            return size <= free_memory() / 4
+            return size <= free_memory() / self._beside / 4
         free, _ = torch.cuda.mem_get_info(self._device)
         free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return size <= free / 4

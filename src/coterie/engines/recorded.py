@@ -12,6 +12,7 @@ On a CPU the same code runs without the recording, which is how its logic is tes
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,10 +110,42 @@ class Replays:
         return outputs
 
 
-def _recorded_as(graph: torch.cuda.CUDAGraph) -> contextlib.AbstractContextManager[None]:
-    # Another thread may be fetching the next cohort's rows: what it does on the device is none of the recording's.
-    recording: contextlib.AbstractContextManager[None] = torch.cuda.graph(graph, capture_error_mode="thread_local")
-    return recording
+@contextlib.contextmanager
+def _recorded_as(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    # An older engine's recordings may wait in a cycle for the garbage collector, and giving one up in the middle of
+    # another would break that.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        # Another thread may be fetching the next cohort's rows: what it does on the device is none of the recording's.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def recorded(function: Callable[[], Any], record: bool) -> Callable[[], Any]:
+    """Give a function that does the same from a recording.
+
+    Parameters
+    ----------
+    function
+        Works on fixed memory of a GPU, and must not wait for it.
+    record
+        Whether to record; otherwise the function itself is given.
+
+    Returns
+    -------
+    callable
+        Plays the recording.
+    """
+    if not record:
+        return function
+    graph = torch.cuda.CUDAGraph()
+    with _warmed(function), _recorded_as(graph):
+        function()
+    return graph.replay
 
 
 @contextlib.contextmanager

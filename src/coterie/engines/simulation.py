@@ -1,15 +1,16 @@
 """A federation in one process: plays an algorithm's two halves against each other.
 
-The seam to a transport is one function, ``exchange(ask) -> replies``: :func:`play` drives the server's half with it and
-knows nothing else. Here the exchange runs the client's half on an engine; between machines it sends messages.
+The seam to a transport is one function, ``exchange(ask) -> replies``: :func:`~coterie.engines.exchange.play` drives the
+server's half with it and knows nothing else. Here the exchange runs the client's half on an engine; between machines it
+sends messages.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -17,65 +18,30 @@ from torch import Tensor
 
 from coterie.algorithms.base import Algorithm, Ask, Cohort, Info, Replies, Start, State
 from coterie.engines.base import Call, Engine, take
+from coterie.engines.exchange import (
+    Exchange,
+    NoReplies,
+    Traffic,
+    Transform,
+    play,
+    refuse_infinite,
+    refuse_infinite_server,
+)
 from coterie.engines.keeping import Keep, Keeper
+from coterie.engines.ownership import Ownership
 from coterie.engines.states import ClientStates
-from coterie.errors import AlgorithmError, Diverged
+from coterie.errors import AlgorithmError
 from coterie.privacy import Protection
 from coterie.rows import Kept, Rows, nbytes
 
 _BLOCK_ELEMENTS = 2**26  # of the personal models that are evaluated at once
 
+__all__ = ["Exchange", "NoReplies", "Simulation", "Traffic", "Transform", "play"]
+
 Result = TypeVar("Result")
-Exchange = Callable[[Ask], Replies]
-Transform = Callable[[Rows, Tensor, Call], Rows]
-"""From replies, the clients they come from, and when and why they were sent, to what the server gets: attacks."""
 
 
-class NoReplies(Exception):
-    """Nobody answered an ask: the round is void."""
-
-
-def play(script: Generator[Ask, Replies, Result], exchange: Exchange) -> Result:
-    """Drive the server's half of a round to its end.
-
-    Parameters
-    ----------
-    script
-        A generator of asks.
-    exchange
-        Delivers an ask and gives the replies.
-
-    Returns
-    -------
-    Result
-        What the generator returns.
-    """
-    try:
-        ask = next(script)
-        while True:
-            ask = script.send(exchange(ask))
-    except StopIteration as end:
-        result: Result = end.value
-        return result
-
-
-@dataclass
-class Traffic:
-    """Bytes that crossed the wire.
-
-    Parameters
-    ----------
-    down
-        From the server to clients.
-    up
-        From clients to the server.
-    """
-
-    down: int = 0
-    up: int = 0
-
-
-class Simulation:
+class Simulation(Ownership):
     """An algorithm with all its clients on one engine.
 
     Parameters
@@ -122,11 +88,14 @@ class Simulation:
         fresh = fresh or (lambda client: row.clone())
         shape = tuple(engine.samples.x.shape[1:])
         start = Start(row, len(sizes), engine.net, sizes, engine.seed, fresh, shape, members)
-        self.keeper = Keeper(keep, row.device, scratch)
+        self.keeper = self._keeper(keep, row.device, scratch)
         self.server, rows = self.keeper.place(*algorithm.init(start), len(sizes))
         self.clients = ClientStates(rows)
         self.round = 0  # the last round whose effects are in the state
         self._before: tuple[int, State, Rows, Traffic] | None = None
+
+    def _keeper(self, keep: Keep, device: torch.device, scratch: str | os.PathLike[str] | None) -> Keeper:
+        return Keeper(keep, device, scratch)
 
     def cohort(self, clients: Tensor, round_number: int) -> Cohort:
         """Make the cohort of a round.
@@ -174,12 +143,16 @@ class Simulation:
             except NoReplies:
                 self.clients.rows = before
                 server, info = self.server, {}
-            _refuse_infinite_server(server, round_number)
+            self._check(server, round_number)
             self.server, self.round = server, round_number
             del before, server
             self._before = None  # from here on the round counts
         self.keeper.end()
         return info
+
+    def _check(self, server: State, round_number: int) -> None:
+        """Look at the server's state before the round counts."""
+        refuse_infinite_server(server, round_number)
 
     def expect(self, clients: Tensor | None) -> None:
         """Say who takes part in the round after the next, so that their rows can be brought while that one is played.
@@ -213,6 +186,9 @@ class Simulation:
                     state[name] = value.clone()  # a state may hold a matrix as it was and as it is; a shelf holds one
                 elif isinstance(value, Kept):
                     shelves.add(id(value.shelf))
+        self._settle()
+
+    def _settle(self) -> None:
         for value in (*self.server.values(), *self.clients.rows.values()):
             if isinstance(value, Kept):
                 value.settle()
@@ -230,7 +206,7 @@ class Simulation:
         Returns
         -------
         Rows
-            What the algorithm's ``predict`` needs, a row per client.
+            What the algorithm's ``predict`` needs, a row for each of :meth:`mine`.
         """
         with self._trial():
             return self._personal(clients, round_number, "personalise")
@@ -248,7 +224,7 @@ class Simulation:
         Yields
         ------
         tuple
-            Some of the clients, and their models.
+            Some of the clients, and the models of those that are :meth:`mine`.
         """
         for number, block in enumerate(blocks):
             self.keeper.begin()
@@ -291,7 +267,7 @@ class Simulation:
         Returns
         -------
         Rows
-            Their personal models.
+            The personal models of those that are :meth:`mine`.
         """
         with self._trial():
             for extra in range(rounds):
@@ -302,8 +278,11 @@ class Simulation:
     def _personal(self, clients: Tensor, round_number: int, purpose: str) -> Rows:
         cohort = self.cohort(clients, round_number)
         message = play(self.algorithm.personalise(self.server, cohort), self.exchange(cohort, purpose))
+        return self._made(clients, message.rows(len(clients)), round_number)
+
+    def _made(self, clients: Tensor, message: Rows, round_number: int) -> Rows:
         here = self.engine.here(clients, Call(round_number, "personal"))
-        return self.algorithm.personal(here, self.clients.on_demand(clients), message.rows(len(clients)))
+        return self.algorithm.personal(here, self.clients.on_demand(clients), message)
 
     def exchange(self, cohort: Cohort, purpose: str) -> Exchange:
         """Give the function that delivers the asks of one round.
@@ -331,6 +310,11 @@ class Simulation:
         return deliver
 
     def _deliver(self, ask: Ask, cohort: Cohort, call: Call) -> Replies:
+        clients, message = self._addressed(ask, cohort, call)
+        return self._received(clients, self._answered(ask.task, clients, message, call), call)
+
+    def _addressed(self, ask: Ask, cohort: Cohort, call: Call) -> tuple[Tensor, Rows]:
+        """Give the clients that an ask reaches, and what each is sent."""
         asked = cohort.clients if ask.clients is None else ask.clients
         if ask.task not in self.tasks:
             raise AlgorithmError(f"{self.algorithm.title} asked for the task {ask.task!r}; it has {list(self.tasks)}")
@@ -344,42 +328,26 @@ class Simulation:
             clients, message = asked[keep], take(message, keep)
         if not len(clients):
             raise NoReplies
+        return clients, message
+
+    def _answered(self, name: str, clients: Tensor, message: Rows, call: Call) -> Rows:
+        """Run a task, keep what it changes, and give what the clients send."""
+        task = self.tasks[name]
         state = self.clients.gather(clients)
         if call.purpose == "round":
             self.keeper.prefetch(in_round=True)
         with torch.no_grad():
-            changes, reply = self.engine.run(self.tasks[ask.task], clients, state, message, call)
-        _refuse_infinite(clients, changes | {f"reply {name}": value for name, value in reply.items()}, call)
+            changes, reply = self.engine.run(task, clients, state, message, call)
+        refuse_infinite(clients, changes | {f"reply {name}": value for name, value in reply.items()}, call)
         if self.protection is not None:
             when = (f"{call.purpose} {call.exchange}", call.round)
-            reply = self.protection(reply, message, self.tasks[ask.task].references, clients, when)
+            reply = self.protection(reply, message, task.references, clients, when)
+        self.clients.scatter(clients, changes)
+        return reply
+
+    def _received(self, clients: Tensor, reply: Rows, call: Call) -> Replies:
+        """Give the replies as they come out of the wire."""
         if self._transform is not None:
             reply = self._transform(reply, clients, call)
-        self.clients.scatter(clients, changes)
         self.traffic.up += nbytes(reply)
         return Replies(clients, reply)
-
-
-def _refuse_infinite_server(server: State, round_number: int) -> None:
-    for tensor in server.values():
-        # Of a matrix that is kept, what is not in the patch was looked at when it was.
-        value = tensor.patch if isinstance(tensor, Kept) else tensor
-        if value is None:
-            continue
-        if value.is_floating_point() and not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
-            raise Diverged(round_number, [])
-
-
-def _refuse_infinite(clients: Tensor, rows: Rows, call: Call) -> None:
-    different = {id(value): value for value in rows.values() if value.is_floating_point() and value.numel()}
-    flat = [value.reshape(len(value), -1) for value in different.values()]
-    if not flat:
-        return
-    # A sum is finite only if all its terms are, but for overflow, which the exact test then clears. In the rows' own
-    # type: a CPU takes 25 times as long to sum float32 numbers in float64.
-    sums = torch.stack([value.sum(1).double() for value in flat])
-    if bool(sums.isfinite().all()):
-        return
-    bad = ~torch.stack([value.isfinite().all(1) for value in flat]).all(0)
-    if bool(bad.any()):
-        raise Diverged(call.round, clients[bad].tolist())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from coterie.federation.server import Federation, Terms
 from coterie.results import summarise
 from coterie.scoring import Scorer
 from coterie.storage import EVERYONE, RunFolder, settled
+from coterie.tracking import Telling, TrackerWarning, make_all
 
 
 class Plan(BaseModel):
@@ -40,6 +43,7 @@ class Plan(BaseModel):
     deadline: float = Field(600.0, gt=0, description="seconds that nodes have for an exchange")
     minimum: int = Field(1, ge=1, description="replies that an exchange needs; with fewer the round is void")
     wait: float = Field(120.0, ge=0, description="seconds to wait for members before the first round")
+    track: tuple[str, ...] = Field((), description="trackers that the server tells how it goes")
 
     def experiment(self, agreement: Agreement) -> ExperimentConfig:
         """Give the configuration of the run.
@@ -89,6 +93,7 @@ class FederatedExperiment(Experiment):
         )
         super().__init__(config, folder, parts)
         self._known: dict[int, dict[str, int]] = {}
+        self._tell: Callable[[int], None] = lambda number: None
 
     def restore(self) -> int:
         """Go back to the newest checkpoint, and to which replies of each node count by then.
@@ -104,14 +109,17 @@ class FederatedExperiment(Experiment):
             self.simulation.counted = {int(client): str(token) for client, token in found.extra["counted"].items()}
         return kept
 
-    def run(self, watch: Watcher | None = None) -> None:
+    def run(self, watch: Watcher | None = None, tell: Callable[[int], None] | None = None) -> None:
         """Play all rounds that are left; see :meth:`Experiment.run`.
 
         Parameters
         ----------
         watch
             Told after each round.
+        tell
+            Told of each round when its records are complete: with its evaluation, which comes in with the next.
         """
+        self._tell = tell or self._tell
         self._record_shares()
         with threads(self._threads):
             self._catch_up()
@@ -137,13 +145,12 @@ class FederatedExperiment(Experiment):
     def _catch_up(self) -> None:
         # The evaluation of a round comes in with the next one, so after a stop it may be missing.
         last = self.completed
-        if not last or not self._due(last):
-            return
-        metrics = self.folder.metrics.read()
-        if not bool(((metrics["round"] == last) & (metrics["model"] != "federation")).any()):
-            self.simulation.prepare_evaluation(last)
-            if last == self.config.rounds:
-                self._close()
+        if last and self._due(last):
+            metrics = self.folder.metrics.read()
+            if not bool(((metrics["round"] == last) & (metrics["model"] != "federation")).any()):
+                self.simulation.prepare_evaluation(last)
+        if last == self.config.rounds:
+            self._close()
 
     def _due(self, round_number: int) -> bool:
         return round_number % self.config.eval_every == 0 or round_number == self.config.rounds
@@ -172,6 +179,8 @@ class FederatedExperiment(Experiment):
         self._in_round = False
         federation.server = settled(federation.server)
         mean = self._record_evaluation()
+        if round_number > 1:
+            self._tell(round_number - 1)
         if self._due(round_number):
             self._record_info(round_number, info, cohort)
         traffic = federation.traffic
@@ -194,6 +203,7 @@ class FederatedExperiment(Experiment):
     def _close(self) -> float | None:
         self.simulation.evaluate_now()
         mean = self._record_evaluation()
+        self._tell(self.config.rounds)
         self.folder.flush()
         return mean
 
@@ -237,6 +247,7 @@ def serve(
         The run's folder.
     """
     config = plan.experiment(agreement)
+    trackers = make_all(plan.track, new=None if (out / "config.yaml").exists() else out)
     with contextlib.ExitStack() as stack:
         folder, run, is_new = _open(config, agreement, out)
         stack.enter_context(folder)
@@ -258,22 +269,43 @@ def serve(
         playing = FederatedExperiment(config, folder, federation)
         kept = playing.restore()
         report(Event(kept, "began" if is_new else "resumed", None, f"run {run}"))
-        playing.run(watch)
         primary = playing.scorer.primary
-        folder.finish(
-            summarise(
-                folder.metrics.read(),
-                algorithm=federation.algorithm.name,
-                seed=config.seed,
-                rounds=playing.completed,
-                seconds=folder.timings.total(),
-                metric=primary,
-                higher_is_better=metric_table.get(primary).higher_is_better,
-                privacy=config.privacy,
-                measured=agreement.privacy is None or agreement.privacy.tell_metrics,
-            )
+        stack.enter_context(_as_events(playing, report))
+        # The last round's evaluation was still to come when it was stopped.
+        after, honest = max(kept - 1, 0), federation.world.roles.honest
+        telling = stack.enter_context(Telling(trackers, folder, after, honest, primary, stored=kept))
+        playing.run(watch, telling.round)
+        summary = summarise(
+            folder.metrics.read(),
+            algorithm=federation.algorithm.name,
+            seed=config.seed,
+            rounds=playing.completed,
+            seconds=folder.timings.total(),
+            metric=primary,
+            higher_is_better=metric_table.get(primary).higher_is_better,
+            privacy=config.privacy,
+            measured=agreement.privacy is None or agreement.privacy.tell_metrics,
         )
+        folder.finish(summary)
+        telling.end(summary)
     return folder.path
+
+
+@contextlib.contextmanager
+def _as_events(playing: FederatedExperiment, report: Listener) -> Iterator[None]:
+    """Make an event of a tracker that fails: a server's warnings are seen by nobody."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", TrackerWarning)
+        show = warnings.showwarning
+
+        def told(message: Warning | str, category: type[Warning], *more: Any, **options: Any) -> None:
+            if issubclass(category, TrackerWarning):
+                report(Event(playing.completed, "tracker failed", None, str(message)))
+            else:
+                show(message, category, *more, **options)
+
+        warnings.showwarning = told
+        yield
 
 
 def _open(config: ExperimentConfig, agreement: Agreement, out: Path) -> tuple[RunFolder, str, bool]:

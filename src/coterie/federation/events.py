@@ -20,7 +20,7 @@ class Event:
         The round in which it happened, 0 for before the first.
     what
         ``joined``, ``returned``, ``refused``, ``error``, ``garbage``, ``no reply``, ``void round``, ``no evaluation``,
-        ``began`` or ``resumed``.
+        ``tracker failed``, ``began`` or ``resumed``.
     client
         The client it is about, ``None`` for the federation.
     reason

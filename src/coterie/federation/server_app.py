@@ -7,6 +7,7 @@ from pathlib import Path
 from coterie import spec
 from coterie.engines.flower.apps import Settings, server_app
 from coterie.engines.transport import Transport
+from coterie.errors import Interrupted
 from coterie.federation import agreement
 from coterie.federation.coordinator import Plan, serve
 from coterie.storage.atomic import write_text
@@ -17,6 +18,8 @@ def _serve(transport: Transport, settings: Settings) -> None:
     try:
         plan = spec.make(Plan, agreement.read_yaml(plan_file), "plan")
         serve(agreement.read(Path(str(settings["federation"]))), transport, plan, out, listener=print, watch=_tell)
+    except Interrupted:  # whoever stopped it knows
+        raise
     except Exception as error:
         # Flower keeps an app's errors in its own log; whoever waits for the run reads them here.
         write_text(plan_file.with_suffix(".error"), " ".join(f"{error}".split()) + "\n")

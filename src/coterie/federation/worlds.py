@@ -6,9 +6,8 @@ that streams, sizes and class counts are those of a simulation of the whole.
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from coterie.config import IMPORT, ExperimentConfig
 from coterie.data import Dataset
 from coterie.engines.base import Engine
 from coterie.engines.simulation import Simulation
-from coterie.errors import ConfigError, CoterieError, DataError
+from coterie.errors import ConfigError, DataError
 from coterie.federation.agreement import FILE, Agreement
 from coterie.partitions import Ragged, Shares
 from coterie.problems import Problem
@@ -71,7 +70,7 @@ def read_own(source: str, folder: Path, task: str | None = None) -> Dataset:
     Dataset
         The samples.
     """
-    return _imported(source) if source.startswith(IMPORT) else data.load(_located(source, folder, task))
+    return data.load(source if source.startswith(IMPORT) else _located(source, folder, task))
 
 
 def _located(source: str, folder: Path, task: str | None) -> str:
@@ -86,21 +85,6 @@ def _located(source: str, folder: Path, task: str | None) -> str:
     if path.suffix in _TABLES:
         raise ConfigError(f"data is {source!r}, but a table needs its label column: table:path={source},label=COLUMN")
     return f"folder:path={path}" if path.is_dir() else f"npz:path={path}"
-
-
-def _imported(source: str) -> Dataset:
-    module, _, name = source.removeprefix(IMPORT).partition(":")
-    try:
-        loader: Callable[[], object] = getattr(importlib.import_module(module), name)
-        found = loader()
-    except CoterieError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"the loader {source!r} failed ({reason})") from error
-    if not isinstance(found, Dataset):
-        raise DataError(f"the loader {source!r} gave a {type(found).__name__}: it must give a coterie.data.Dataset")
-    return found
 
 
 def _agreed(found: Dataset, agreement: Agreement) -> Dataset:

@@ -45,7 +45,7 @@ class Gathered:
     left_out: list[str] = field(default_factory=list)
 
 
-def folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[str]]:
+def folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[dict[Path, str | None], list[str]]:
     """Find the runs in some folders.
 
     Parameters
@@ -56,7 +56,8 @@ def folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[s
     Returns
     -------
     runs
-        Folders of runs, each once, in the order in which they were given; a comparison's in that of its plan.
+        Folders of runs, each once, in the order in which they were given, and what a comparison's plan calls the method
+        of each; a comparison's in the order of its plan.
     left_out
         Sentences about runs of a comparison that are not there, or diverged.
 
@@ -65,23 +66,23 @@ def folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[s
     RunFolderError
         If a folder is neither.
     """
-    found: dict[Path, Path] = {}
+    found: dict[Path, tuple[Path, str | None]] = {}
     left_out: list[str] = []
     for path in _with_parts(map(Path, paths)):
         if (path / "config.yaml").exists():
-            found.setdefault(path.resolve(), path)
+            found.setdefault(path.resolve(), (path, None))
         elif (path / "plan.yaml").exists():
             there, sentences = _of_comparison(path)
             left_out += sentences
-            for run in there:
-                found.setdefault(run.resolve(), run)
+            for run, called in there.items():
+                found.setdefault(run.resolve(), (run, called))
         elif not path.is_dir():
             raise RunFolderError(f"there is no run in {path}: it must be a folder that `coterie run` or compare wrote")
         else:
             raise RunFolderError(
                 f"{path} is neither a run's folder nor a comparison's: it holds no config.yaml and no plan.yaml"
             )
-    return list(found.values()), left_out
+    return dict(found.values()), left_out
 
 
 def _with_parts(paths: Iterable[Path]) -> Iterator[Path]:
@@ -113,8 +114,8 @@ def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None
         If a folder is neither, or no run has recorded anything yet.
     """
     there, left_out = folders(paths)
-    results, summaries = [], []
-    for path in there:
+    results, summaries, named = [], [], []
+    for path, called in there.items():
         if reader is not None:
             reader(path)
         result = Result(path)
@@ -124,12 +125,13 @@ def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None
             left_out.append(f"{path.name}: {error}")
             continue
         results.append(result)
+        named.append(called)
         if not result.finished:
             done, rounds = summaries[-1]["rounds"], result.config.get("rounds", "?")
             left_out.append(f"{path.name} is not finished: round {done} of {rounds}")
     if not results:
         raise RunFolderError(f"there is nothing to report: {'; '.join(left_out) or 'no run has been begun'}")
-    runs = Runs(results)
+    runs = Runs(results, named)
     _ = runs.metrics, runs.timings  # read here, where progress is shown
     return Gathered(
         runs,
@@ -140,10 +142,14 @@ def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None
     )
 
 
-def _of_comparison(path: Path) -> tuple[list[Path], list[str]]:
-    planned: Mapping[str, Any] = read_yaml(path / "plan.yaml").get("runs") or {}
+def _of_comparison(path: Path) -> tuple[dict[Path, str | None], list[str]]:
+    plan = read_yaml(path / "plan.yaml")
+    planned: Mapping[str, Any] = plan.get("runs") or {}
+    called: Mapping[str, str] = plan.get("called") or {}
     diverged = read_json(path / "diverged.json") if (path / "diverged.json").exists() else {}
-    there = [path / "runs" / name for name in planned if (path / "runs" / name / "config.yaml").exists()]
+    there = {
+        path / "runs" / name: called.get(name) for name in planned if (path / "runs" / name / "config.yaml").exists()
+    }
     left_out = [f"{name} diverged: {sentence}" for name, sentence in diverged.items()]
     if len(there) < len(planned):
         left_out.append(f"{path.name}: {len(planned) - len(there)} of {len(planned)} planned runs have not been begun")

@@ -36,7 +36,9 @@ _IMMATERIAL = (
 )
 
 
-def lines(results: Sequence[Result], leave_out: Collection[str] = ()) -> list[Line]:
+def lines(
+    results: Sequence[Result], leave_out: Collection[str] = (), called: Sequence[str | None] | None = None
+) -> list[Line]:
     """Say to which line each run belongs: runs of one line differ by their seed alone.
 
     Parameters
@@ -45,6 +47,8 @@ def lines(results: Sequence[Result], leave_out: Collection[str] = ()) -> list[Li
         The runs.
     leave_out
         Fields of the configuration that are not to tell lines apart.
+    called
+        What somebody called the method of each run, ``None`` where nobody did; its own name by default.
 
     Returns
     -------
@@ -52,7 +56,8 @@ def lines(results: Sequence[Result], leave_out: Collection[str] = ()) -> list[Li
         A line for each run. Two runs that are alike even in their seed are told apart by their folders.
     """
     configs = [result.config for result in results]
-    methods = [method_name(result) for result in results]
+    names = called or [None] * len(results)
+    methods = [name or method_name(result) for name, result in zip(names, results, strict=True)]
     fields = [name for name in _names(configs) if name not in (*_IMMATERIAL, *leave_out)]
     found = []
     for config, method in zip(configs, methods, strict=True):

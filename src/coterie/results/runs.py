@@ -34,6 +34,8 @@ class Runs:
     ----------
     results
         The runs, in the order of legends; none is refused with a ``ConfigError``.
+    called
+        What a plan calls the method of each, ``None`` where there is none; its own name by default.
 
     Attributes
     ----------
@@ -50,9 +52,9 @@ class Runs:
     >>> runs.plot_curves()  # doctest: +SKIP
     """
 
-    def __init__(self, results: Sequence[Result]) -> None:
-        self.results = _some(results)
-        self.lines: list[Line] = lines(self.results)
+    def __init__(self, results: Sequence[Result], called: Sequence[str | None] | None = None) -> None:
+        self.results, self._called = _some(results), called
+        self.lines: list[Line] = lines(self.results, called=called)
         self.styles: dict[str, Style] = figures.styles(self.lines)
 
     @cached_property
@@ -230,7 +232,7 @@ class Runs:
             The chart, ``None`` unless runs of one method differ in that fraction.
         """
         attacked = [_attack(result) for result in self.results]
-        alike = lines(self.results, leave_out=("attack",))
+        alike = lines(self.results, leave_out=("attack",), called=self._called)
         final = figures.per_run(self._measured_by(metric), metric)
         if final.empty:
             return None

@@ -9,15 +9,13 @@ from coterie.rows.algebra import (
     gram,
     mix,
     norms,
-    put_rows,
-    row_blocks,
     squared_distances,
-    take_rows,
     total,
 )
 from coterie.rows.kept import Kept, chosen_of, repeated
 from coterie.rows.layout import Columns, Layout, Rows, nbytes
 from coterie.rows.shelves import Chosen, OnDevice, Opening, Shelf
+from coterie.rows.taking import put_rows, row_blocks, take_rows
 
 __all__ = [
     "Chosen",

@@ -9,7 +9,6 @@ matrix ever changes under its reader. Where nobody does, nothing is kept of the 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,57 +17,11 @@ import torch
 from torch import Tensor
 
 from coterie.errors import AlgorithmError
+from coterie.rows.held import Held, joined
 from coterie.rows.shelves import Chosen, Opening, Shelf
 
 BLOCK_BYTES = 2**26
 """Bytes of the blocks of rows in which a matrix is read as a whole."""
-
-
-class _Held:
-    """What a :class:`Kept` matrix is made of: a shelf, and rows that stand over the shelf's."""
-
-    __slots__ = ("__weakref__", "chosen", "shelf", "values")
-
-    def __init__(self, shelf: Shelf, chosen: Chosen | None = None, values: Tensor | None = None) -> None:
-        self.shelf, self.chosen, self.values = shelf, chosen, values
-        shelf.readers = [reader for reader in shelf.readers if reader() is not None]
-        shelf.readers.append(weakref.ref(self))
-
-    def take(self, chosen: Chosen) -> Tensor:
-        if self.chosen is None or self.values is None:
-            return self.shelf.gather(chosen)
-        place, mine = chosen.within(self.chosen)
-        if bool(mine.all()):
-            return self.values.index_select(0, place.to(self.shelf.device))
-        out = self.shelf.gather(chosen)
-        if bool(mine.any()):
-            over = place[mine].to(self.shelf.device)
-            out.index_copy_(0, mine.nonzero().squeeze(1).to(out.device), self.values.index_select(0, over))
-        return out
-
-    def blocks(self, rows: int, begin: int) -> Iterator[Tensor]:
-        for block in self.shelf.blocks(rows, begin):
-            end = begin + len(block)
-            if self.chosen is not None and self.values is not None:
-                low, high = torch.searchsorted(self.chosen.host, torch.tensor([begin, end])).tolist()
-                if low < high:
-                    block = block.clone()
-                    block.index_copy_(0, self.chosen.here[low:high] - begin, self.values[low:high])
-            yield block
-            begin = end
-
-
-def _joined(below: tuple[Chosen, Tensor], above: tuple[Chosen, Tensor]) -> tuple[Chosen, Tensor]:
-    """Put one patch over another."""
-    (old, old_values), (new, new_values) = below, above
-    if torch.equal(old.host, new.host):
-        return above
-    left = (~old.within(new)[1]).nonzero().squeeze(1)
-    host = torch.cat([old.host[left], new.host])
-    order = host.argsort()
-    values = torch.cat([old_values[left.to(old_values.device)], new_values])[order.to(old_values.device)]
-    host = host[order]
-    return Chosen(host.to(values.device), host), values
 
 
 class Kept(Tensor):
@@ -86,16 +39,16 @@ class Kept(Tensor):
         The rows with what stands over them; by default the shelf's as they are.
     """
 
-    _held: _Held
+    _held: Held
 
     @staticmethod
-    def __new__(cls, shelf: Shelf, held: _Held | None = None) -> Kept:
+    def __new__(cls, shelf: Shelf, held: Held | None = None) -> Kept:
         """Make the tensor, which has a shape, a type and a device, but no memory of its own."""
         made: Kept = Tensor._make_wrapper_subclass(cls, shelf.shape, dtype=shelf.dtype, device=shelf.device)
-        made._held = held or _Held(shelf)
+        made._held = held or Held(shelf)
         return made
 
-    def __init__(self, shelf: Shelf, held: _Held | None = None) -> None:
+    def __init__(self, shelf: Shelf, held: Held | None = None) -> None:
         super().__init__()
 
     @property
@@ -123,6 +76,21 @@ class Kept(Tensor):
         """
         return self._held.take(chosen)
 
+    def pick_own(self, chosen: Chosen) -> Tensor:
+        """Give some of the rows that lie with this process.
+
+        Parameters
+        ----------
+        chosen
+            Which.
+
+        Returns
+        -------
+        Tensor
+            A copy.
+        """
+        return self._held.take(chosen, own=True)
+
     def patched(self, chosen: Chosen, values: Tensor) -> Kept:
         """Give the matrix with some rows replaced.
 
@@ -145,8 +113,8 @@ class Kept(Tensor):
             chosen, own = Chosen(chosen.here[order.to(shelf.device)], chosen.host[order]), own[order.to(shelf.device)]
         patch = (chosen, own)
         if held.chosen is not None and held.values is not None:
-            patch = _joined((held.chosen, held.values), patch)
-        return Kept(shelf, _Held(shelf, *patch))
+            patch = joined((held.chosen, held.values), patch)
+        return Kept(shelf, Held(shelf, *patch))
 
     def settle(self) -> None:
         """Write to the shelf what stands over it; may be stopped and called again."""
@@ -154,12 +122,12 @@ class Kept(Tensor):
         if held.chosen is None or held.values is None:
             return
         others = [other for reader in shelf.readers if (other := reader()) is not None and other is not held]
-        if others:
+        if shelf.anybody(bool(others)):  # how long a reader lives may differ by process, what it reads may not
             below = (held.chosen, shelf.gather(held.chosen))
             for other in others:
                 over = None if other.chosen is None or other.values is None else (other.chosen, other.values)
                 # What another matrix has over these rows already is what it must go on to show.
-                other.chosen, other.values = below if over is None else _joined(below, over)
+                other.chosen, other.values = below if over is None else joined(below, over)
         shelf.write(held.chosen, held.values)
         held.chosen = held.values = None
 
@@ -171,7 +139,7 @@ class Kept(Tensor):
         shelf
             A shelf with the same rows.
         """
-        self._held = _Held(shelf, self._held.chosen, self._held.values)
+        self._held = Held(shelf, self._held.chosen, self._held.values)
 
     def blocks(self, rows: int | None = None, first: int = 0) -> Iterator[tuple[int, Tensor]]:
         """Give rows, block after block.
@@ -193,6 +161,16 @@ class Kept(Tensor):
         for block in self._held.blocks(rows, first):
             yield first, block
             first += len(block)
+
+    def own_blocks(self) -> Iterator[tuple[Chosen, Tensor]]:
+        """Give the rows that lie with this process, block after block; all of them, unless they are spread over ranks.
+
+        Yields
+        ------
+        tuple
+            Which rows, and the rows on the device that computes, which must not be changed.
+        """
+        yield from self._held.own_blocks(max(16, BLOCK_BYTES // max(1, self.shelf.row_bytes) // 16 * 16))
 
     def dense(self) -> Tensor:
         """Give all rows at once.
@@ -232,7 +210,7 @@ class Kept(Tensor):
             # Whoever has the matrix in hand may change it, as any tensor; it costs the whole of it.
             own = first.dense().clone()
             func(own, *_plain(args[1:], []), **_plain(kwargs, []))
-            first._held = _Held(first.shelf, first.shelf.span(0, len(first)), own)
+            first._held = Held(first.shelf, first.shelf.span(0, len(first)), own)
             return None if name == "__setitem__" else first
         bases: list[Tensor] = []
         result = func(*_plain(args, bases), **_plain(kwargs, bases))

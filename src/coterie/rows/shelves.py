@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import AlgorithmError
+from coterie.ranks import Ranks
 
 
 class Chosen:
@@ -74,6 +75,7 @@ class Shelf(abc.ABC):
         self.shape = (count, *opening.shape)
         self.dtype, self.device = opening.dtype, opening.device
         self.readers: list[weakref.ref[Any]] = []  # those that read from it, and must not see it change
+        self.ranks: Ranks | None = None  # those over which the rows are spread, if they are
 
     @property
     def row_bytes(self) -> int:
@@ -144,6 +146,54 @@ class Shelf(abc.ABC):
         """
         for begin in range(first, self.shape[0], rows):
             yield self.gather(self.span(begin, begin + rows))
+
+    def own_blocks(self, rows: int) -> Iterator[tuple[Chosen, Tensor]]:
+        """Give the rows that lie with this process, block after block.
+
+        Parameters
+        ----------
+        rows
+            Rows in a block.
+
+        Yields
+        ------
+        tuple
+            Which rows, in increasing order, and the rows on the device that computes, which must not be changed.
+        """
+        begin = 0
+        for block in self.blocks(rows):
+            yield self.span(begin, begin + len(block)), block
+            begin += len(block)
+
+    def own(self, chosen: Chosen) -> Tensor:
+        """Give some of the rows that lie with this process; see :meth:`gather`.
+
+        Parameters
+        ----------
+        chosen
+            Which.
+
+        Returns
+        -------
+        Tensor
+            A copy on the device that computes.
+        """
+        return self.gather(chosen)
+
+    def anybody(self, flag: bool) -> bool:
+        """Say whether something holds for any of the processes over which the rows are spread.
+
+        Parameters
+        ----------
+        flag
+            Whether it holds for this one.
+
+        Returns
+        -------
+        bool
+            The same for all of them.
+        """
+        return flag
 
     def span(self, begin: int, end: int) -> Chosen:
         """Choose consecutive rows.

@@ -7,6 +7,7 @@ from coterie.storage.lock import lock_folder
 from coterie.storage.metrics_log import EVERYONE, Block, MetricsLog
 from coterie.storage.reading import matrix_log, read_config, read_shares, read_summary
 from coterie.storage.run_folder import RunFolder
+from coterie.storage.silent import SilentFolder
 from coterie.storage.timings_log import TimingsLog
 from coterie.storage.weights_log import WeightsLog
 
@@ -17,6 +18,7 @@ __all__ = [
     "Checkpoints",
     "MetricsLog",
     "RunFolder",
+    "SilentFolder",
     "TimingsLog",
     "WeightsLog",
     "lock_folder",

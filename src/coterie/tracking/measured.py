@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -14,8 +14,12 @@ from coterie.tracking.base import Measured, Vector
 _NEWCOMER, _FEDERATION = "newcomer", "federation"
 _CROSS = "cross"  # what is read off an accuracy matrix
 
+_Recorded = tuple[Sequence[Block], Mapping[str, float], Vector | None]
 
-def measured(folder: RunFolder, round_number: int, honest: Collection[int], primary: str) -> Measured:
+
+def measured(
+    folder: RunFolder, round_number: int, honest: Collection[int], primary: str, stored: bool = False
+) -> Measured:
     """Read what there is to tell of the round that was recorded last.
 
     As in a summary, clients that attack are counted nowhere.
@@ -30,13 +34,15 @@ def measured(folder: RunFolder, round_number: int, honest: Collection[int], prim
         The clients that count.
     primary
         The primary metric, which says what is worst in an accuracy matrix.
+    stored
+        Whether some of it was recorded by a process that was stopped, and lies on the disk alone.
 
     Returns
     -------
     Measured
         What there is.
     """
-    blocks = [block for block in folder.metrics.latest if block.round == round_number]
+    blocks, seconds, matrix = (_stored if stored else _latest)(folder, round_number)
     scalars: dict[str, float] = {}
     clients: dict[str, Vector] = {}
     counts = np.asarray(sorted(honest), dtype=np.int32)
@@ -53,10 +59,28 @@ def measured(folder: RunFolder, round_number: int, honest: Collection[int], prim
         finite = values[np.isfinite(values)]
         if block.split == "test" and len(finite):
             clients[name] = finite
-    scalars |= {tag("seconds", stage): spent for stage, spent in folder.timings.latest.items()}
+    scalars |= {tag("seconds", stage): spent for stage, spent in seconds.items()}
+    return Measured(scalars, clients, matrix)
+
+
+def _latest(folder: RunFolder, round_number: int) -> _Recorded:
     weights = folder.weights.latest
     matrix = None if weights is None or weights[0] != round_number else weights[1].astype(np.float64)
-    return Measured(scalars, clients, matrix)
+    return [block for block in folder.metrics.latest if block.round == round_number], folder.timings.latest, matrix
+
+
+def _stored(folder: RunFolder, round_number: int) -> _Recorded:
+    metrics, timings = folder.metrics.read(), folder.timings.read()
+    grouped = metrics[metrics["round"] == round_number].groupby(["model", "split", "metric"], observed=True, sort=False)
+    blocks = []
+    for names, rows in grouped:
+        model, split, metric = map(str, names)
+        clients, values = rows["client"].to_numpy(np.int32), rows["value"].to_numpy(np.float64)
+        blocks.append(Block(round_number, model, split, metric, clients, values))
+    spent = timings[timings["round"] == round_number].drop(columns="round")
+    seconds = {str(stage): float(total) for stage, total in spent.sum().items()} if len(spent) else {}
+    has = round_number in folder.weights.rounds()
+    return blocks, seconds, folder.weights.read(round_number).to_numpy(np.float64) if has else None
 
 
 def tag(*parts: str) -> str:

@@ -29,12 +29,20 @@ class Telling:
         The clients that count.
     primary
         The primary metric.
+    stored
+        The last round of which a process that was stopped recorded something, if it is to be told of again.
     """
 
     def __init__(
-        self, trackers: Sequence[Tracker], folder: RunFolder, after: int, honest: Collection[int], primary: str
+        self,
+        trackers: Sequence[Tracker],
+        folder: RunFolder,
+        after: int,
+        honest: Collection[int],
+        primary: str,
+        stored: int = 0,
     ) -> None:
-        self._told = list(trackers)
+        self._told, self._stored = list(trackers), stored
         self._folder, self._honest, self._primary = folder, honest, primary
         self._run = TrackedRun(folder.path, folder.config, after)
 
@@ -58,7 +66,7 @@ class Telling:
             Not looked at.
         """
         if self._told:
-            found = measured(self._folder, number, self._honest, self._primary)
+            found = measured(self._folder, number, self._honest, self._primary, number <= self._stored)
             self._each(f"in round {number}", lambda tracker: tracker.round(number, found))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from coterie.engines.flower.blocks import block_of, content_of
+from coterie.engines.flower.pki import open_ssh
 from coterie.engines.transport import Failure, Transport
 
 Settings = Mapping[str, str | int | float | bool]
 
 _ACTION = "query"
-_POLL, _SELDOM = 0.25, 2.0  # seconds between looks, growing with the wait: each costs the SuperLink some work
+_POLL, _SELDOM = 0.5, 2.0  # seconds between looks, growing with the wait: each costs the SuperLink some work
 _GONE = (3, 4, 5)  # Flower's codes for a message, a reply or a node that is not available
 _LOOK = 5.0  # seconds after which to see whether nodes were restarted
 _GRACE = 5.0  # seconds that a node that was late before gets beyond twice what the others took
@@ -43,7 +42,7 @@ class FlowerGrid:
         dict of int to str
             Flower's numbers of them, with their public keys in OpenSSH's form.
         """
-        return {int(node.node_id): _open_ssh(node.public_key) for node in self._grid.get_nodes()}
+        return {int(node.node_id): open_ssh(node.public_key) for node in self._grid.get_nodes()}
 
     def exchange(
         self, messages: Mapping[int, bytes], deadline: float, patience: frozenset[int]
@@ -146,14 +145,3 @@ def client_app(reason: str) -> ClientApp:
 def _failure(message: Message) -> Failure:
     reason = " ".join(str(message.error.reason or "").split())
     return Failure(f"Flower's error {message.error.code}: {reason[:300]}", gone=message.error.code in _GONE)
-
-
-def _open_ssh(key: bytes) -> str:
-    if not key:
-        return ""
-    try:
-        loaded = serialization.load_pem_public_key(key)
-        form = serialization.PublicFormat.OpenSSH
-        return loaded.public_bytes(serialization.Encoding.OpenSSH, form).decode()
-    except (ValueError, UnsupportedAlgorithm):
-        return ""

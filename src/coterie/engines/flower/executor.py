@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,12 +17,25 @@ from pathlib import Path
 import httpx
 from flwr.app import Context, Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.common.serde import context_from_proto
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    SendTaskHeartbeatRequest,
+)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from coterie.engines.flower import processes
 from coterie.engines.flower.blocks import block_of, content_of
@@ -31,7 +43,8 @@ from coterie.engines.transport import Failure
 from coterie.errors import ConfigError
 
 _log = logging.getLogger(__name__)
-_PAUSE = 0.2  # seconds between looks for a message; the SuperNode itself looks every three
+_PAUSE, _SELDOM = 0.2, 5.0  # seconds between looks for a message, and for one that stays incomplete
+_PATIENCE = 7200.0  # seconds to look for what is missing of a message
 
 
 class Executor:
@@ -48,27 +61,32 @@ class Executor:
     def __init__(self, address: str, handle: Callable[[bytes], bytes]) -> None:
         self._address, self._handle = address, handle
         self._client = self._connect()
+        self._waiting: list[_Task] = []
 
     def once(self) -> bool:
-        """Answer one message, if there is one.
+        """Answer the messages that are there.
 
         Returns
         -------
         bool
-            Whether there was.
+            Whether there was one.
         """
         try:
             found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-            if not found.token:
-                return False
-            self._answer(found.token)
-        except httpx.HTTPError as error:  # the SuperNode is starting or ending, or gave the task up
+            if found.token:
+                self._waiting.append(_Task(self._connect(found.token)))
+        except httpx.HTTPError as error:  # the SuperNode is starting or ending
             _log.debug("the SuperNode does not answer: %s", error)
-            return False
-        return True
+        # A SuperNode offers a message before it has all of it, and may never have where its run ended meanwhile. Such a
+        # one must not hold up the others.
+        done = [task for task in self._waiting if task.due and task.attempt(self._reply)]
+        self._waiting = [task for task in self._waiting if task not in done]
+        return bool(done)
 
     def close(self) -> None:
         """Let go of the SuperNode."""
+        for task in self._waiting:
+            task.end(SubStatus.FAILED, "the node ended")
         self._client.close()
 
     def _connect(self, token: str | None = None) -> RuntimeHttpClient:
@@ -77,26 +95,87 @@ class Executor:
         interceptors = (version,) if token is None else (version, RuntimeTokenHttpInterceptor(token))
         return RuntimeHttpClient.from_server_address(self._address, True, None, interceptors)
 
-    def _answer(self, token: str) -> None:
-        client = self._connect(token)
-        heart = HeartbeatSender(lambda: _beat(client))
-        context: Context | None = None
-        status, details = SubStatus.FAILED, "the message could not be answered"
-        try:
-            heart.start()
-            message, context, _, _ = pull_task_input(client)
-            push_message(client, self._reply(message), context)
-            status, details = SubStatus.COMPLETED, ""
-        finally:
-            push_task_output(client, context, status, details)
-            heart.stop()
-            client.close()
-
     def _reply(self, message: Message) -> Message:
+        """Reply in any case: a SuperNode that has handed a message on does nothing else until it has the reply."""
         block = block_of(message)
-        if isinstance(block, Failure):
-            return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=block.reason), reply_to=message)
-        return Message(content_of(self._handle(block)), reply_to=message)
+        try:
+            if not isinstance(block, Failure):
+                return Message(content_of(self._handle(block)), reply_to=message)
+            reason = block.reason
+        except Exception as error:  # only the kind: its text might quote data
+            _log.exception("a message could not be answered")
+            reason = f"a {type(error).__name__} was raised"
+        return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
+
+
+class _Task:
+    """A message that is to be answered, from its claim to its end."""
+
+    def __init__(self, client: RuntimeHttpClient) -> None:
+        self._client = client
+        self._heart = HeartbeatSender(lambda: _beat(client))
+        self._heart.start()
+        self._began = self._next = time.monotonic()
+        self._context: Context | None = None
+        self._tree: ObjectTree | None = None
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def attempt(self, reply: Callable[[Message], Message]) -> bool:
+        """Answer the message if it is complete; say whether there is nothing left to do."""
+        try:
+            message = self._message()
+            if message is None and time.monotonic() - self._began < _PATIENCE:
+                waited = time.monotonic() - self._began
+                self._next = time.monotonic() + min(max(_PAUSE, waited / 2), _SELDOM)
+                return False
+            if message is None or self._context is None:
+                self.end(SubStatus.FAILED, "the message was never complete")
+                return True
+            push_message(self._client, reply(message), self._context)
+            self.end(SubStatus.COMPLETED, "")
+        except Exception as error:  # the SuperNode is ending, or gave the message up; there may be others
+            _log.warning("a message could not be answered: %s", error)
+            self.end(SubStatus.FAILED, "the message could not be answered")
+        return True
+
+    def end(self, status: str, details: str) -> None:
+        try:
+            push_task_output(self._client, self._context, status, details)
+        finally:
+            self._heart.stop()
+            self._client.close()
+
+    def _message(self) -> Message | None:
+        if self._context is None:
+            self._context = context_from_proto(self._client.PullTaskInput(PullTaskInputRequest()).context)
+        if self._tree is None:
+            found = self._client.PullMessages(PullAppMessagesRequest())
+            if not found.messages_list:
+                return None
+            self._tree = found.message_object_trees[0]
+        node, run = Node(node_id=self._context.node_id), self._context.run_id
+        pull = make_pull_object_fn_protobuf(self._client.PullObject, node, run)
+        confirm = make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, node, run)
+
+        def pull_now(name: str) -> bytes:
+            try:
+                return pull(name)
+            except ObjectUnavailableError as error:
+                raise _Incomplete from error
+
+        try:
+            message = pull_and_inflate_object_from_tree(self._tree, pull_now, confirm, return_type=Message)
+        except _Incomplete:
+            return None
+        message.metadata.__dict__["_message_id"] = self._tree.object_id  # which a message does not know itself
+        return message
+
+
+class _Incomplete(Exception):
+    """Not all of the message is there: otherwise than Flower's own exception, of which it would wait for the end."""
 
 
 def _beat(client: RuntimeHttpClient) -> bool:
@@ -134,7 +213,7 @@ def run_node(
     process = processes.start(command, env, log)
     try:
         processes.wait_for_port(port, process, "SuperNode", log)
-        os.environ["NO_PROXY"] = env["NO_PROXY"]
+        processes.avoid_proxies()
         with contextlib.closing(Executor(f"127.0.0.1:{port}", handle)) as executor:
             while process.poll() is None:
                 if not executor.once():

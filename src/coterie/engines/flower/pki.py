@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -104,6 +105,29 @@ def make_node_key(folder: Path, comment: str) -> str:
     text = f"{public.decode()} {comment}"
     (folder / "node.key.pub").write_text(text + "\n", encoding="utf-8")
     return text
+
+
+def open_ssh(key: bytes) -> str:
+    """Give a public key as OpenSSH writes it.
+
+    Parameters
+    ----------
+    key
+        The key as Flower holds it.
+
+    Returns
+    -------
+    str
+        The key, nothing if there is none.
+    """
+    if not key:
+        return ""
+    try:
+        loaded = serialization.load_pem_public_key(key)
+        form = serialization.PublicFormat.OpenSSH
+        return loaded.public_bytes(serialization.Encoding.OpenSSH, form).decode()
+    except (ValueError, UnsupportedAlgorithm):
+        return ""
 
 
 def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -14,12 +13,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from coterie.errors import ConfigError
-
-CONNECTION = "coterie"
-"""What our SuperLink is called in Flower's configuration."""
 
 # On Linux a process can ask for a signal when its parent dies (PR_SET_PDEATHSIG is 1). Without it a SuperNode whose
 # parent was killed would go on, answer nothing and keep its key busy; a SuperLink would keep its port.
@@ -54,35 +49,19 @@ def environment(home: Path, threads: int = 1) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
         "OMP_NUM_THREADS": str(threads),
-        # Flower's processes talk to each other on this machine, never through a proxy.
-        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1"])),
+        "NO_PROXY": _no_proxy(),
     }
 
 
-def write_connection(home: Path, address: str, ca: Path) -> None:
-    """Tell Flower's command line where the SuperLink is.
+def avoid_proxies() -> None:
+    """Have this process's own calls to others on this machine go through no proxy."""
+    os.environ["NO_PROXY"] = _no_proxy()
 
-    Parameters
-    ----------
-    home
-        Flower's own folder.
-    address
-        The SuperLink's address, as ``127.0.0.1:9093``.
-    ca
-        The certificate of the authority that signed the SuperLink's.
-    """
-    home.mkdir(parents=True, exist_ok=True)
-    lines = [
-        "[superlink]",
-        f'default = "{CONNECTION}"',
-        "",
-        f"[superlink.{CONNECTION}]",
-        f'address = "{address}"',
-        f"root-certificates = {json.dumps(str(ca))}",
-    ]
-    (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+def _no_proxy() -> str:
+    others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    return others if "127.0.0.1" in others.split(",") else ",".join(filter(None, [others, "127.0.0.1"]))
 
 
 def inside(folder: Path) -> Path:
@@ -102,7 +81,7 @@ def inside(folder: Path) -> Path:
 
 
 def superlink(port: int, folder: Path) -> list[str]:
-    """Give the command line of a SuperLink that only this machine reaches.
+    """Give the command line of a SuperLink that only this machine reaches, and that starts no app itself.
 
     Parameters
     ----------
@@ -122,7 +101,30 @@ def superlink(port: int, folder: Path) -> list[str]:
         *("--ssl-ca-certfile", str(inside(folder) / "ca.crt")),
         *("--ssl-certfile", str(inside(folder) / "server.crt"), "--ssl-keyfile", str(inside(folder) / "server.key")),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-        *("--database", str(folder / "superlink.db")),
+        *("--isolation", "process", "--database", str(folder / "superlink.db")),
+    ]
+
+
+def serverapp(address: str, ca: Path, token: Path) -> list[str]:
+    """Give the command line of the process that runs a submitted app's server half.
+
+    Parameters
+    ----------
+    address
+        The SuperLink's address, as ``127.0.0.1:9093``.
+    ca
+        The certificate of the authority that signed the SuperLink's.
+    token
+        The file with the token under which the run was claimed.
+
+    Returns
+    -------
+    list of str
+        The command line.
+    """
+    return [
+        _program("flwr-serverapp"),
+        *("--runtime-api-address", address, "--root-certificates", str(ca), "--token-file", str(token)),
     ]
 
 
@@ -151,43 +153,6 @@ def supernode(address: str, ca: Path, key: Path | None, port: int) -> list[str]:
         *(() if key is None else ("--auth-supernode-private-key", str(key))),
         *("--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
     ]
-
-
-def flwr(arguments: Sequence[str], env: Mapping[str, str], timeout: float = 120.0) -> dict[str, Any]:
-    """Run a command of Flower's and read its JSON answer.
-
-    Parameters
-    ----------
-    arguments
-        What follows ``flwr``.
-    env
-        The environment.
-    timeout
-        Seconds that it may take.
-
-    Returns
-    -------
-    dict
-        The answer.
-
-    Raises
-    ------
-    ConfigError
-        If the command failed.
-    """
-    command = [_program("flwr"), *arguments, "--format", "json"]
-    try:
-        done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"`flwr {arguments[0]}` took longer than {timeout:g} s: is the server running?") from None
-    start = done.stdout.find("{")
-    answer: dict[str, Any] = {}
-    with contextlib.suppress(ValueError):
-        answer = json.loads(done.stdout[start:]) if start >= 0 else {}
-    if done.returncode != 0 or not answer.get("success", False):
-        said = answer.get("error-message") or (done.stderr or done.stdout).strip()[-500:]
-        raise ConfigError(f"`flwr {arguments[0]}` failed: {' '.join(str(said).split())}")
-    return answer
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

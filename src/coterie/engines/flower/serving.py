@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
 from coterie.engines.flower import processes
+from coterie.engines.flower.control import Control
 from coterie.engines.flower.gate import Gate
+from coterie.engines.flower.launching import launching
 from coterie.errors import ConfigError
 
 
 @contextlib.contextmanager
-def superlink(folder: Path, port: int, keys: Sequence[tuple[str, str]]) -> Iterator[dict[str, str]]:
-    """Run a SuperLink that knows some nodes' keys.
+def superlink(folder: Path, port: int, keys: Mapping[str, str]) -> Iterator[None]:
+    """Run a SuperLink that knows some nodes' keys, and whatever runs need.
 
     Parameters
     ----------
@@ -28,37 +29,27 @@ def superlink(folder: Path, port: int, keys: Sequence[tuple[str, str]]) -> Itera
     port
         Its port, on this machine alone.
     keys
-        Names and public keys of the nodes, in OpenSSH's form.
+        Public keys of the nodes in OpenSSH's form, by the members' names; no others are let in.
 
     Yields
     ------
-    dict of str to str
-        The environment in which Flower's command line reaches it.
+    None
+        While it runs.
     """
-    home = folder / "flower"
-    processes.write_connection(home, f"127.0.0.1:{port}", processes.inside(folder) / "ca.crt")
+    home, address, ca = folder / "flower", f"127.0.0.1:{port}", processes.inside(folder) / "ca.crt"
     env = processes.environment(home)
+    processes.avoid_proxies()
     log = folder / "superlink.log"
     process = processes.start(processes.superlink(port, folder), env, log)
     try:
         processes.wait_for_port(port, process, "SuperLink", log)
-        # Each is a process that does little but start.
-        with ThreadPoolExecutor(max_workers=4) as pool:
-            list(pool.map(lambda member: _register(folder, member[0], member[1], env), keys))
-        yield env
+        control = Control(folder, port)
+        control.clear()
+        control.enrol(keys)
+        with launching(address, ca, env, folder):
+            yield
     finally:
         processes.stop(process)
-
-
-def _register(folder: Path, name: str, key: str, env: dict[str, str]) -> None:
-    file = folder / "keys" / f"{name}.pub"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(key + "\n", encoding="utf-8")
-    try:
-        processes.flwr(["supernode", "register", str(file), processes.CONNECTION], env)
-    except ConfigError as error:
-        if "already" not in str(error):  # a SuperLink that was stopped and started again remembers its nodes
-            raise
 
 
 def run_gate(folder: Path, host: str, port: int, superlink_port: int, ready: Callable[[], None]) -> None:

@@ -45,6 +45,6 @@ def sign_off(address: str, ca: Path, key: Path, log: Path) -> None:
     # A server that is not there, or does not know the node any more, has nothing to be told.
     with (
         contextlib.suppress(httpx.HTTPError),
-        FleetHttpClient.from_server_address(address, False, str(ca), interceptors) as client,
+        FleetHttpClient.from_server_address(address, False, ca.read_bytes(), interceptors) as client,
     ):
         client.DeactivateNode(DeactivateNodeRequest(node_id=int(found[-1])))
