@@ -33,7 +33,7 @@ docs: $(READY) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
-# They want the machine, and the ports of the tutorial, for themselves.
+# They start many processes, each for a while, and would slow down the others.
 federation: $(READY) ## run the tests of federations between processes, a few minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m processes tests/federation
 

@@ -108,9 +108,9 @@ def main() -> None:
     parser.add_argument("--with-oracle", action="store_true", help="time our own loop engine too")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
+    keep_freed_memory()  # as the command line does; whoever plays in this process profits
     if args.threads:
-        keep_freed_memory()  # as the command line does; whoever plays in this process profits
-    torch.set_num_threads(args.threads)
+        torch.set_num_threads(args.threads)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.clients} clients, {args.steps} steps")
     print(f"{'model':<16}{'batch':>6}{'loop ms':>10}{'batched ms':>12}{'ratio':>8}{'bar':>6}")
     rows = []

@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import measuring
 
 from coterie import experiment, randomness
+from coterie.allocation import keep_freed_memory
 from coterie.api import run_config
 from coterie.assembly import assemble
 from coterie.config import ExperimentConfig, from_mapping
@@ -249,6 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.smallest:
         args.repeats, args.threads = 1, 1
+    keep_freed_memory()  # as the command line does
     torch.set_num_threads(args.threads)
     rows = measuring.kept(args.json, "case", args.cases) if args.add else []
     result = {"command": "benchmarks/overhead.py", **measuring.facts(), "reach": REACH, "clock": args.clock}

@@ -95,7 +95,7 @@ def stop(playing: Experiment, place: str, round_number: int, error: type[BaseExc
     owner, name = {
         "in a round": (playing.simulation, "_deliver"),
         "after a round": (playing.simulation, "play_round"),
-        "in evaluation": (playing.engine, "predict"),
+        "in evaluation": (playing.engine, "predict_all"),
         "while recording": (playing.folder.metrics, "append_bytes"),
         "before a checkpoint": (playing.folder.timings, "append"),
     }[place]

@@ -115,26 +115,28 @@ class Scorer:
     def _of(self, model: str, rows: Rows, clients: Tensor, shared: bool = False) -> list[Score]:
         simulation = self.simulation
         names = ("loss", *simulation.engine.problem.metrics)
-        scores = []
-        for split in self.splits:
-            wanted = self._wanted(split, clients)
-            if wanted is None:
-                continue
-            found = simulation.apart(partial(self._values, rows, wanted, split, shared))
-            values = simulation.everyones(found, clients)
-            scores += [Score(model, split, name, value, clients) for name, value in zip(names, values, strict=True)]
-        return scores
+        wanted = {split: each for split in self.splits if (each := self._wanted(split, clients)) is not None}
+        if not wanted:
+            return []
+        found = simulation.apart(partial(self._values, rows, wanted, shared))
+        values = iter(simulation.everyones(found, clients))
+        return [Score(model, split, name, next(values), clients) for split in wanted for name in names]
 
-    def _values(self, rows: Rows, wanted: _Wanted, split: Split, shared: bool) -> Tensor:
-        """Give the loss and every metric ``[values, clients]`` for the clients of this process."""
-        engine = self.simulation.engine
-        metrics = engine.problem.metrics
-        if not len(wanted.targets):
-            return torch.full((1 + len(metrics), len(wanted.clients)), torch.nan, dtype=torch.float64).to(engine.device)
-        outputs = engine.predict(self.simulation.algorithm.predict, rows, wanted.clients, split, shared)
-        losses = engine.problem.loss(outputs, wanted.targets).double()
-        values = [metric_table.segment_mean(losses, wanted.offsets)]
-        values += [metric_table.per_client(name, outputs, wanted.targets, wanted.offsets) for name in metrics]
+    def _values(self, rows: Rows, wanted: dict[Split, _Wanted], shared: bool) -> Tensor:
+        """Give the loss and every metric of each split ``[values, clients]`` for the clients of this process."""
+        engine, mine = self.simulation.engine, next(iter(wanted.values())).clients
+        metrics, predict = engine.problem.metrics, self.simulation.algorithm.predict
+        some = tuple(split for split, each in wanted.items() if len(each.targets))
+        outputs = dict(zip(some, engine.predict_all(predict, rows, mine, some, shared), strict=True)) if some else {}
+        values = []
+        for split, each in wanted.items():
+            if split not in outputs:
+                none = torch.full((len(mine),), torch.nan, dtype=torch.float64, device=engine.device)
+                values += [none] * (1 + len(metrics))
+                continue
+            losses = engine.problem.loss(outputs[split], each.targets).double()
+            values.append(metric_table.segment_mean(losses, each.offsets))
+            values += [metric_table.per_client(name, outputs[split], each.targets, each.offsets) for name in metrics]
         return torch.stack([value.double() for value in values])
 
     def _joined(self, parts: list[list[Score]]) -> list[Score]:

@@ -326,7 +326,7 @@ def scene_failures(ranks: Callable[[], Ranks], folder: Path) -> Any:
     finish(experiment.resume(folder / "full"))  # nothing is locked, and nobody is out of step
 
     playing = experiment.begin(config, folder / "evaluation", ranks=ranks())
-    playing.engine.predict = functools.partial(fails, RuntimeError("odd"), 1, playing.engine.predict)  # type: ignore[method-assign]
+    playing.engine.predict_all = functools.partial(fails, RuntimeError("odd"), 1, playing.engine.predict_all)  # type: ignore[method-assign]
     tried("evaluation", functools.partial(finish, playing))
 
     playing = experiment.begin(config, folder / "watched", ranks=ranks())

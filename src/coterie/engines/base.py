@@ -131,6 +131,31 @@ class Engine(abc.ABC):
             Outputs ``[samples of all these clients, ...]``, client after client.
         """
 
+    def predict_all(
+        self, predict: Predict, rows: Rows, clients: Tensor, splits: tuple[Split, ...], shared: bool = False
+    ) -> list[Tensor]:
+        """Apply each client's model to its own samples of several splits.
+
+        Parameters
+        ----------
+        predict
+            How a model is applied.
+        rows
+            The models, a row per client; or one model without a client axis if ``shared``.
+        clients
+            Whose samples.
+        splits
+            Which of them; in each of them some client has samples.
+        shared
+            One model for all clients.
+
+        Returns
+        -------
+        list of Tensor
+            What :meth:`predict` gives for each split, but for rounding.
+        """
+        return [self.predict(predict, rows, clients, split, shared) for split in splits]
+
     def here(self, clients: Tensor, call: Call, host: Tensor | None = None) -> Here:
         """Say what clients know about themselves.
 

@@ -34,11 +34,11 @@ _TABLES = 8
 
 @dataclass(frozen=True)
 class _Table:
-    """The samples of some clients in a block, padded to the longest of them."""
+    """The samples of some clients in a block, split after split, each padded to the longest of them."""
 
     clients: Tensor
     index: Tensor  # of samples [clients, places]
-    real: Tensor  # which places of the flat block are not padding
+    real: tuple[Tensor, ...]  # which places of the flat block are samples of each split
 
 
 class BatchedEngine(Engine):
@@ -93,7 +93,8 @@ class BatchedEngine(Engine):
         self.precision = precision
         self._replays = Replays()
         self._recordings: dict[tuple[Hashable, ...], tuple[Task, Recording]] = {}
-        self._tables: dict[tuple[Split, int], _Table] = {}
+        self._tables: dict[tuple[tuple[Split, ...], int], _Table] = {}
+        self._flats: dict[tuple[tuple[Split, ...], int], tuple[Tensor, list[Tensor]]] = {}
 
     def _make_net(self) -> RowNet:
         module, layout = self.problem.module, self.problem.layout
@@ -278,27 +279,45 @@ class BatchedEngine(Engine):
 
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
         """Apply each client's model to its own samples; see :meth:`Engine.predict`."""
+        return self.predict_all(predict, rows, clients, (split,), shared)[0]
+
+    def predict_all(
+        self, predict: Predict, rows: Rows, clients: Tensor, splits: tuple[Split, ...], shared: bool = False
+    ) -> list[Tensor]:
+        """Apply models to several splits in one pass, where they fit together; see :meth:`Engine.predict_all`."""
         with torch.no_grad(), self.rounding():
             if shared:
-                return self._predict_shared(predict, rows, clients, split)
-            return self._predict_each(predict, rows, clients, split)
+                return self._predict_shared(predict, rows, clients, splits)
+            if len(clients) <= (self.chunk or 128) and (table := self._table(clients, splits)) is not None:
+                x, _ = self.samples.gather(table.index, clients)
+                outputs = predict(self._net, rows, x).flatten(0, 1)
+                return [outputs.index_select(0, real) for real in table.real]
+            return [self._predict_each(predict, rows, clients, split) for split in splits]
 
-    def _predict_shared(self, predict: Predict, rows: Rows, clients: Tensor, split: Split) -> Tensor:
-        index = self.samples.flat_index(clients, split)
+    def _predict_shared(self, predict: Predict, rows: Rows, clients: Tensor, splits: tuple[Split, ...]) -> list[Tensor]:
+        parts = self._flat(clients, splits)
         model = {name: value.unsqueeze(0) for name, value in rows.items()}
         block = max(1, _PREDICT_ELEMENTS // max(1, self.samples.x[0].numel()))
         pieces = []
-        for part in index.split(min(block, 4096)):
+        for part in torch.cat(parts).split(min(block, 4096)):
             x, _ = self.samples.gather(part.unsqueeze(0), clients[:1])
             pieces.append(predict(self._net, model, x)[0])
-        return torch.cat(pieces)
+        outputs = torch.cat(pieces)
+        return list(outputs.split([len(part) for part in parts]))
+
+    def _flat(self, clients: Tensor, splits: tuple[Split, ...]) -> list[Tensor]:
+        """Give the numbers of the samples of each split, client after client; for the same clients made once."""
+        held = self._flats.get((splits, id(clients)))
+        if held is None:
+            held = clients, [self.samples.flat_index(clients, split) for split in splits]
+            self._flats[splits, id(clients)] = held  # with the clients, so that their id stays their own
+            while len(self._flats) > _TABLES:
+                self._flats.pop(next(iter(self._flats)))
+        return held[1]
 
     def _predict_each(self, predict: Predict, rows: Rows, clients: Tensor, split: Split) -> Tensor:
         chunk = self.chunk or 128
         together = len(clients) <= chunk
-        if together and (table := self._table(clients, split)) is not None:
-            x, _ = self.samples.gather(table.index, clients)
-            return predict(self._net, rows, x).flatten(0, 1).index_select(0, table.real)
         sizes, ragged = self.sizes[split][clients], self.samples.splits[split]
         starts = sizes.cumsum(0) - sizes
         out: Tensor | None = None
@@ -327,20 +346,29 @@ class BatchedEngine(Engine):
             out = self.problem.start.new_empty(0, *width)
         return out
 
-    def _table(self, clients: Tensor, split: Split) -> _Table | None:
+    def _table(self, clients: Tensor, splits: tuple[Split, ...]) -> _Table | None:
         """Give the samples of clients that fit into one block, padded to the longest; made once for the same."""
-        held = self._tables.get((split, id(clients)))
+        held = self._tables.get((splits, id(clients)))
         if held is not None:
             return held
-        sizes, ragged = self.host_sizes[split][clients.cpu()], self.samples.splits[split]
-        longest = int(sizes.max())
-        if not longest or len(clients) * longest * self.samples.x[0].numel() > _PREDICT_ELEMENTS:
+        host = clients.cpu()
+        sizes = [self.host_sizes[split][host] for split in splits]
+        longest = [int(each.max()) for each in sizes]
+        width = sum(longest)
+        if not width or len(clients) * width * self.samples.x[0].numel() > _PREDICT_ELEMENTS:
             return None
-        sizes, place = sizes.to(self.device).unsqueeze(1), torch.arange(longest, device=self.device)
-        within = torch.minimum(place.expand(len(clients), -1), (sizes - 1).clamp_min(0))
-        flat = (ragged.offsets[clients].unsqueeze(1) + within).clamp_max(len(ragged.flat) - 1)
-        table = _Table(clients, ragged.flat[flat], (place < sizes).flatten().nonzero().squeeze(1))
-        self._tables[split, id(clients)] = table  # with the clients, so that their id stays their own
+        index, real, begin = [], [], 0
+        for split, each, most in zip(splits, sizes, longest, strict=True):
+            ragged, size = self.samples.splits[split], each.to(self.device).unsqueeze(1)
+            place = torch.arange(most, device=self.device)
+            within = torch.minimum(place.expand(len(clients), -1), (size - 1).clamp_min(0))
+            flat = (ragged.offsets[clients].unsqueeze(1) + within).clamp_max(max(0, len(ragged.flat) - 1))
+            index.append(ragged.flat[flat])
+            row, column = (place < size).nonzero(as_tuple=True)
+            real.append(row * width + begin + column)
+            begin += most
+        table = _Table(clients, torch.cat(index, 1), tuple(real))
+        self._tables[splits, id(clients)] = table  # with the clients, so that their id stays their own
         while len(self._tables) > _TABLES:
             self._tables.pop(next(iter(self._tables)))
         return table
