@@ -107,6 +107,7 @@ def _conv2d(
     plain_padding: bool,
 ) -> Tensor:
     if convolution == "single" or not plain_padding:
+        x = _channels_last(x)
         if rows == 1:
             alone: Tensor = layer._conv_forward(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
             return alone
@@ -130,6 +131,16 @@ def _conv2d(
     )
     image: Tensor = out.unflatten(1, (rows, -1)).transpose(0, 1).flatten(0, 1)
     return image
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Lay images out as a CPU convolves and pools them fastest; what comes out lies so too, until it is flattened."""
+    if x.is_cuda or x.dtype != torch.float32 or not x.is_contiguous():
+        return x
+    if x.shape[1] > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    samples, line, place = x.stride()[0], x.stride()[2], x.stride()[3]
+    return x.as_strided(x.shape, (samples, 1, line, place))  # one channel is first and last, and only has to say so
 
 
 def _conv2d_fused(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Tensor, cut: bool) -> Tensor:
