@@ -1,15 +1,14 @@
 """Rounds and server steps on one GPU, our variants side by side in one run.
 
-    python benchmarks/gpu.py [--only pfl pfllib mlp server many check] [--with-pfl FOLDER] [--json FILE]
+    python benchmarks/gpu.py [--only pfl pfllib mlp server check] [--json FILE]
 
 Shapes: ``pfl`` is the benchmark of pfl-research (1,000 users of 50 images of 3x32x32, cohort 50, batch 10, one epoch, a
 CNN of 1,626,442 parameters); ``pfllib`` is 20 clients of 52,000 images of 1x28x28 with very unequal shares, a CNN of
 582,026 parameters, batch 10, one epoch; ``mlp`` is 100 clients, 784-200-10, batch 50, 10 steps; ``server`` is the
-attention of 1,000 clients with 1.6 million parameters; ``many`` is 10,000 clients of which a tenth takes part. A round
-is the whole of ``Simulation.play_round``: messages, training, replies, aggregation, the clients' state. Figures are
-medians over rounds after warm-up rounds, the device synchronised. The ceilings (a copy, a matrix product) are timed in
-the same run. With ``--with-pfl`` the shapes ``pfl``, ``pfllib`` and ``mlp`` are also played by a plain loop and by pfl,
-in turn with ours: see side_by_side.py, also for how to get the folder.
+attention of 1,000 clients with 1.6 million parameters. A round is the whole of ``Simulation.play_round``: messages,
+training, replies, aggregation, the clients' state. Figures are medians over rounds after warm-up rounds, the device
+synchronised. The ceilings (a copy, a matrix product) are timed in the same run. Beside others: side_by_side.py. With
+many clients of which few take part: many_clients.py.
 """
 
 from __future__ import annotations
@@ -17,16 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-import side_by_side
 
 from coterie import matrix_units, randomness
 from coterie.algorithms import registry
@@ -202,16 +197,6 @@ def server() -> list[dict[str, Any]]:
     return rows
 
 
-def many() -> list[dict[str, Any]]:
-    rows = []
-    for clients in (2_000, 10_000):
-        samples = samples_of([50] * clients, (1, 28, 28))
-        for name in ("fedacs", "flame"):
-            settings = {"local_epochs": 1, "batch_size": 10} if name == "fedacs" else {"batch_size": 10}
-            rows += variants(f"many{clients}", name, settings, "mlp2", samples, 1000, [{}])
-    return rows
-
-
 def check() -> list[dict[str, Any]]:
     """The engines on this device against the oracle in float64 on the CPU."""
     rows = []
@@ -274,9 +259,8 @@ def ceilings() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"check": check, "pfl": pfl, "pfllib": pfllib, "mlp": mlp, "server": server, "many": many}
+    parts = {"check": check, "pfl": pfl, "pfllib": pfllib, "mlp": mlp, "server": server}
     parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
-    parser.add_argument("--with-pfl", type=Path, default=None, metavar="FOLDER", help="where pfl 0.6.0 lies")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
@@ -286,10 +270,6 @@ def main() -> None:
     for part in args.only:
         began = time.perf_counter()
         rows += parts[part]()
-        if args.with_pfl is not None and part in side_by_side.GPU:
-            setting, _ = side_by_side.seen_to(side_by_side.Setting(DEVICE.type, args.with_pfl, repeats=5))
-            works = {part: side_by_side.GPU[part]}
-            rows += [{"shape": f"{part} side by side"} | row for row in side_by_side.rows_of(works, setting)]
         print(f"-- {part} took {time.perf_counter() - began:.0f} s", flush=True)
         if args.json:
             args.json.write_text(json.dumps({"command": "benchmarks/gpu.py", **facts, "rows": rows}, indent=1))

@@ -118,18 +118,22 @@ def scaling(result: dict[str, Any], plt: Any) -> Any:
             axes.plot(x, middles, "o-", color=COLOURS[player], markersize=3, label=NAMES[player])
             bounds = [[entry[side] * 1e3 for entry in times] for side in ("lower", "upper")]
             axes.fill_between(x, *bounds, color=COLOURS[player], alpha=0.2, linewidth=0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(_milliseconds)
-        axes.yaxis.set_minor_formatter(lambda value, place: "")
-        axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
-        axes.xaxis.set_minor_formatter(lambda value, place: "")
-        axes.grid()
+        _times_against_counts(axes)
         axes.set_xlabel(SERIES[series])
     panels[0, 0].legend()
     for axes in panels[:, 0]:
         axes.set_ylabel(f"{_time(result)} of FedAvg")
     return figure
+
+
+def _times_against_counts(axes: Any) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(_milliseconds)
+    axes.yaxis.set_minor_formatter(lambda value, place: "")
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
+    axes.xaxis.set_minor_formatter(lambda value, place: "")
+    axes.grid()
 
 
 def _shares(result: dict[str, Any]) -> str:
@@ -173,13 +177,7 @@ def many_clients(result: dict[str, Any], plt: Any) -> Any:
             axes.plot(x, [1e3 * mine[at]["median"] for at in x], "o-", color=colour, markersize=3, label=place)
             bounds = [[1e3 * mine[at][side] for at in x] for side in ("lower", "upper")]
             axes.fill_between(x, *bounds, color=colour, alpha=0.2, linewidth=0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(_milliseconds)
-        axes.yaxis.set_minor_formatter(lambda value, place: "")
-        axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
-        axes.xaxis.set_minor_formatter(lambda value, place: "")
-        axes.grid()
+        _times_against_counts(axes)
         axes.set_title(f"{method}, {cohort:,} clients a round", fontsize=9)
         axes.set_xlabel("clients")
     panels[0, 0].set_ylabel("a round")

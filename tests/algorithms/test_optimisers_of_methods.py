@@ -42,15 +42,15 @@ def test_rows_of_the_optimiser_are_its_own(name: str, choice: str, monkeypatch: 
     def update(self: Optimiser, work: Rows, params: str, gradient: Tensor, prefix: str = "") -> Rows:
         nonlocal seen
         seen += 1
-        known = {"lr": (len(gradient), 1), "count": (len(gradient), 1)}
-        for rows in ("lr", *(("first", "second", "count") if self.kind == "adam" else ())):
+        known = {"lr": (len(gradient), 1), "adam count": (len(gradient), 1)}
+        for rows in ("lr", *(("adam first", "adam second", "adam count") if self.kind == "adam" else ())):
             assert work[prefix + rows].shape == known.get(rows, gradient.shape), rows
         # Nobody but the optimiser writes them: a squared gradient's mean is never negative, a count never falls.
         if self.kind == "adam":
-            assert bool((work[f"{prefix}second"] >= 0).all())
-            assert bool((work[f"{prefix}count"] == work[f"{prefix}count"].round()).all())
-            zero = work[f"{prefix}count"] == 0
-            assert not bool((work[f"{prefix}first"] * zero).any())
+            assert bool((work[f"{prefix}adam second"] >= 0).all())
+            assert bool((work[f"{prefix}adam count"] == work[f"{prefix}adam count"].round()).all())
+            zero = work[f"{prefix}adam count"] == 0
+            assert not bool((work[f"{prefix}adam first"] * zero).any())
         return before(self, work, params, gradient, prefix)
 
     monkeypatch.setattr(Optimiser, "update", update)

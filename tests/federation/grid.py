@@ -27,6 +27,7 @@ from coterie.federation.state import NodeState
 from coterie.partitions import share_out
 from coterie.rows import Rows
 from coterie.storage import RunFolder
+from tests.small_runs import Killed
 
 Fault = Callable[[bytes, bytes], bytes | Failure | None]
 """From a message and the node's reply to it, to what the server gets."""
@@ -69,6 +70,25 @@ class LocalGrid:
 
 
 @dataclass
+class Dying:
+    """A grid whose server is killed once so many exchanges after the roll call are done."""
+
+    grid: LocalGrid
+    after: int
+
+    def nodes(self) -> dict[int, str]:
+        return self.grid.nodes()
+
+    def exchange(
+        self, messages: Mapping[int, bytes], deadline: float, patience: frozenset[int]
+    ) -> dict[int, bytes | Failure]:
+        replies = self.grid.exchange(messages, deadline, patience)
+        if self.grid.exchanges == self.after + 1:
+            raise Killed
+        return replies
+
+
+@dataclass
 class Local:
     agreement: Agreement
     grid: LocalGrid
@@ -77,6 +97,13 @@ class Local:
 
     def node_folder(self, client: int) -> Path:
         return self.folder / f"node-{client}"
+
+    def restart(self) -> None:
+        """Start all nodes anew: they find what they have on their disks."""
+        self.grid.nodes_ = {
+            number: Node(self.agreement, node.client, self.datasets[node.client], node.folder)
+            for number, node in self.grid.nodes_.items()
+        }
 
 
 def parts(clients: int) -> list[Dataset]:

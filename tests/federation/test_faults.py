@@ -6,7 +6,7 @@ The oracle of a fault is a simulation that loses just the replies that the fault
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from coterie.federation import events
 from coterie.federation.coordinator import FederatedExperiment, Plan, serve
 from coterie.federation.node import Node
 from coterie.federation.wire import pack, unpack
-from tests.federation.grid import Fault, Local, LocalGrid, equal, make_federation, node_rows, reference, states
+from tests.federation.grid import Dying, Fault, Local, LocalGrid, equal, make_federation, node_rows, reference, states
+from tests.small_runs import Killed
 
 LIMIT = 2**30
 SPOILT = 99  # the transport's number of client 1, which the faults are about
@@ -217,10 +218,6 @@ def test_a_method_that_starts_from_everybodys_samples_needs_everybody(tmp_path: 
         serve(local.agreement, local.grid, plan(settings={"alpha": "size"}), tmp_path / "run")
 
 
-class Killed(BaseException):
-    """Stands for a kill: nothing that the server does on errors may depend on it."""
-
-
 @pytest.mark.parametrize("exchange", range(1, 8))
 def test_a_killed_server_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: int
@@ -228,25 +225,10 @@ def test_a_killed_server_goes_on_from_its_checkpoint(
     """FedPG, three rounds: roll call, two exchanges a round, an evaluation; killed after each of them."""
     local = make_federation(tmp_path)
     grid = local.grid
-
-    class Dying:
-        nodes = staticmethod(grid.nodes)
-
-        @staticmethod
-        def exchange(messages: Mapping[int, bytes], deadline: float, patience: frozenset[int]) -> Any:
-            replies = grid.exchange(messages, deadline, patience)
-            if grid.exchanges == exchange + 1:
-                raise Killed
-            return replies
-
     with monkeypatch.context() as kill, pytest.raises(Killed):
         kill.setattr(FederatedExperiment, "_keep", lambda self: None)  # a kill leaves no time to keep anything
-        serve(local.agreement, Dying(), plan("fedpg"), tmp_path / "run")
-    # Nodes restart too, and find what they have on their disks.
-    grid.nodes_ = {
-        number: Node(local.agreement, node.client, local.datasets[node.client], node.folder)
-        for number, node in grid.nodes_.items()
-    }
+        serve(local.agreement, Dying(grid, exchange), plan("fedpg"), tmp_path / "run")
+    local.restart()
     grid.exchanges = 100
     serve(local.agreement, grid, plan("fedpg"), tmp_path / "run")
     assert len(told(tmp_path / "run", "resumed")) == 1

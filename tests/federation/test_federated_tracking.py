@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from coterie.cli.app import app
@@ -17,10 +15,12 @@ from coterie.cli.federate import _placed
 from coterie.errors import ConfigError, RunFolderError, UnknownName
 from coterie.federation import events
 from coterie.federation.coordinator import FederatedExperiment, Plan, serve
-from coterie.federation.node import Node
 from coterie.results import Result
 from coterie.tracking.tensorboard import TensorBoard
-from tests.federation.grid import Local, make_federation
+from tests.federation.grid import Dying, make_federation
+from tests.small_runs import Killed
+from tests.tracking.reading import events as logged
+from tests.tracking.reading import series
 
 ROUNDS = 3
 PLAN = Plan(algorithm="fedacs", rounds=ROUNDS, wait=0.0, track=("tensorboard",))
@@ -31,25 +31,9 @@ def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
-class Killed(BaseException):
-    """Stands for a kill."""
-
-
-def shown(folder: Path) -> EventAccumulator:
-    found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0, "images": 0, "tensors": 0})
-    found.Reload()
-    return found
-
-
-def series(found: EventAccumulator, name: str) -> dict[int, float]:
-    points = [(point.step, point.value) for point in found.Scalars(name)]
-    assert len(dict(points)) == len(points), f"{name} has a step twice: {points}"
-    return dict(points)
-
-
 def expect_all_told(run: Path) -> None:
     """Everything that the run's folder holds of a round, TensorBoard shows at that round, once."""
-    found, result = shown(run / "tensorboard"), Result(run)
+    found, result = logged(run / "tensorboard"), Result(run)
     metrics, every = result.metrics, list(range(1, ROUNDS + 1))
     kinds = metrics[metrics["model"] != "federation"].groupby(["model", "split", "metric"], observed=True)
     assert {names[0] for names, _ in kinds} >= {"personal", "global"}
@@ -71,13 +55,6 @@ def expect_all_told(run: Path) -> None:
     }
 
 
-def restarted(local: Local) -> None:
-    local.grid.nodes_ = {
-        number: Node(local.agreement, node.client, local.datasets[node.client], node.folder)
-        for number, node in local.grid.nodes_.items()
-    }
-
-
 def test_each_round_is_told_whole(tmp_path: Path) -> None:
     local = make_federation(tmp_path)
     serve(local.agreement, local.grid, PLAN, tmp_path / "run")
@@ -91,23 +68,11 @@ def test_after_a_kill_each_round_is_told_whole_and_once(
 ) -> None:
     """Roll call, three rounds, an evaluation: killed after each of them."""
     local = make_federation(tmp_path)
-    grid = local.grid
-
-    class Dying:
-        nodes = staticmethod(grid.nodes)
-
-        @staticmethod
-        def exchange(messages: Mapping[int, bytes], deadline: float, patience: frozenset[int]) -> Any:
-            replies = grid.exchange(messages, deadline, patience)
-            if grid.exchanges == exchange + 1:
-                raise Killed
-            return replies
-
     with monkeypatch.context() as kill, pytest.raises(Killed):
         kill.setattr(FederatedExperiment, "_keep", lambda self: None)
-        serve(local.agreement, Dying(), PLAN, tmp_path / "run")
-    restarted(local)
-    serve(local.agreement, grid, PLAN, tmp_path / "run")
+        serve(local.agreement, Dying(local.grid, exchange), PLAN, tmp_path / "run")
+    local.restart()
+    serve(local.agreement, local.grid, PLAN, tmp_path / "run")
     expect_all_told(tmp_path / "run")
 
 
@@ -122,7 +87,7 @@ def test_after_a_kill_at_the_very_end_the_last_round_is_told_again(
     with monkeypatch.context() as kill, pytest.raises(Killed):
         kill.setattr("coterie.federation.coordinator.summarise", die)
         serve(local.agreement, local.grid, PLAN, tmp_path / "run")
-    restarted(local)
+    local.restart()
     serve(local.agreement, local.grid, PLAN, tmp_path / "run")
     expect_all_told(tmp_path / "run")
 
@@ -130,7 +95,7 @@ def test_after_a_kill_at_the_very_end_the_last_round_is_told_again(
 def test_rounds_that_are_not_evaluated_are_told_too(tmp_path: Path) -> None:
     local = make_federation(tmp_path)
     serve(local.agreement, local.grid, PLAN.model_copy(update={"eval_every": 2}), tmp_path / "run")
-    found = shown(tmp_path / "run" / "tensorboard")
+    found = logged(tmp_path / "run" / "tensorboard")
     assert list(series(found, "bytes/up")) == [1, 2, 3]
     assert list(series(found, "personal/test/accuracy/mean")) == [2, 3]
 

@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 import tensorboardX
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from coterie import api, cli, experiment
@@ -29,6 +28,7 @@ from coterie.tracking.bookmark import Bookmark
 from coterie.tracking.measured import tag
 from coterie.tracking.tensorboard import picture
 from tests.small_runs import SMALL, Killed, assert_same_end, config_of
+from tests.tracking.reading import events, series
 
 KINDS = {"bytes", "seconds", "result", "server", "cross"}  # what names of scalars begin with, besides models
 
@@ -64,19 +64,6 @@ class Recorder:
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
         self._tell("end", None if summary is None else summary["rounds"])
-
-
-def events(folder: Path) -> EventAccumulator:
-    """Read event files with TensorBoard's own reader, keeping everything."""
-    found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0, "images": 0, "tensors": 0})
-    found.Reload()
-    return found
-
-
-def series(found: EventAccumulator, name: str) -> dict[int, float]:
-    points = [(point.step, point.value) for point in found.Scalars(name)]
-    assert len(dict(points)) == len(points), f"{name} has a step twice: {points}"
-    return dict(points)
 
 
 @pytest.fixture(scope="module")

@@ -65,9 +65,10 @@ class Optimiser:
         rate = self.lr * self.lr_decay ** (here.round - 1)
         rows = {f"{prefix}lr": torch.full((len(params), 1), rate, dtype=params.dtype, device=params.device)}
         if self.kind == "adam":
-            rows[f"{prefix}first"] = torch.zeros_like(params)
-            rows[f"{prefix}second"] = torch.zeros_like(params)
-            rows[f"{prefix}count"] = torch.zeros(len(params), 1, dtype=params.dtype, device=params.device)
+            # Names that no task gives its own rows.
+            rows[f"{prefix}adam first"] = torch.zeros_like(params)
+            rows[f"{prefix}adam second"] = torch.zeros_like(params)
+            rows[f"{prefix}adam count"] = torch.zeros(len(params), 1, dtype=params.dtype, device=params.device)
         elif self.momentum:
             rows[f"{prefix}velocity"] = torch.zeros_like(params)
         return rows
@@ -95,13 +96,14 @@ class Optimiser:
         if self.weight_decay:
             gradient = torch.add(gradient, params, alpha=self.weight_decay)
         if self.kind == "adam":
-            first = torch.lerp(work[f"{prefix}first"], gradient, 1 - 0.9)
-            second = work[f"{prefix}second"].mul(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
-            count = work[f"{prefix}count"] + 1
+            first = torch.lerp(work[f"{prefix}adam first"], gradient, 1 - 0.9)
+            second = work[f"{prefix}adam second"].mul(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
+            count = work[f"{prefix}adam count"] + 1
             scale = rate / (1 - 0.9**count)
             spread = (second.sqrt() / (1 - 0.999**count).sqrt()).add_(1e-8)
             step = {name: params - scale * (first / spread)}
-            return step | {f"{prefix}first": first, f"{prefix}second": second, f"{prefix}count": count}
+            names = (f"{prefix}adam {name}" for name in ("first", "second", "count"))
+            return step | dict(zip(names, (first, second, count), strict=True))
         if self.momentum:
             velocity = torch.add(gradient, work[f"{prefix}velocity"], alpha=self.momentum)
             return {name: torch.addcmul(params, velocity, rate, value=-1), f"{prefix}velocity": velocity}

@@ -20,6 +20,7 @@ from coterie.engines.base import Call, Engine, Predict, join, pick, take
 from coterie.engines.choosing import Times, convolution_times
 from coterie.engines.layers import Convolution
 from coterie.engines.nets import Kernel, ModuleNet, RowNet, VmapNet, agrees, make_net
+from coterie.engines.newest import Newest
 from coterie.engines.recorded import Recording, Replays
 from coterie.engines.schedule import Schedule, at_once, make_schedule
 from coterie.engines.store import Samples, Split
@@ -92,9 +93,9 @@ class BatchedEngine(Engine):
         self.record = (not on_cpu) if record is None else record
         self.precision = precision
         self._replays = Replays()
-        self._recordings: dict[tuple[Hashable, ...], tuple[Task, Recording]] = {}
-        self._tables: dict[tuple[tuple[Split, ...], int], _Table] = {}
-        self._flats: dict[tuple[tuple[Split, ...], int], tuple[Tensor, list[Tensor]]] = {}
+        self._recordings: Newest[tuple[Hashable, ...], tuple[Task, Recording]] = Newest(_RECORDINGS)
+        self._tables: Newest[tuple[tuple[Split, ...], int], _Table] = Newest(_TABLES)
+        self._flats: Newest[tuple[tuple[Split, ...], int], tuple[Tensor, list[Tensor]]] = Newest(_TABLES)
 
     def _make_net(self) -> RowNet:
         module, layout = self.problem.module, self.problem.layout
@@ -267,14 +268,12 @@ class BatchedEngine(Engine):
         shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in work.items())
         draws, steps, _, width = schedule.index.shape
         key = (id(task), number, draws, width, shapes)
-        held = self._recordings.pop(key, None)
+        held = self._recordings.get(key)
         if held is None or held[1].capacity < steps:
             step = torch.compile(fold.step, dynamic=False) if self.compile_steps else fold.step
             room = 1 << (steps - 1).bit_length() if steps else 0  # so that a slightly longer round finds room too
             held = (task, Recording(self._net, self.problem.loss, self.samples, fold, room, step))
-        self._recordings[key] = held  # with the task, so that its id stays its own; the newest last
-        while len(self._recordings) > _RECORDINGS:
-            self._recordings.pop(next(iter(self._recordings)))
+        self._recordings[key] = held  # with the task, so that its id stays its own
         return held[1]
 
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
@@ -311,14 +310,12 @@ class BatchedEngine(Engine):
         if held is None:
             held = clients, [self.samples.flat_index(clients, split) for split in splits]
             self._flats[splits, id(clients)] = held  # with the clients, so that their id stays their own
-            while len(self._flats) > _TABLES:
-                self._flats.pop(next(iter(self._flats)))
         return held[1]
 
     def _predict_each(self, predict: Predict, rows: Rows, clients: Tensor, split: Split) -> Tensor:
         chunk = self.chunk or 128
         together = len(clients) <= chunk
-        sizes, ragged = self.sizes[split][clients], self.samples.splits[split]
+        sizes = self.sizes[split][clients]
         starts = sizes.cumsum(0) - sizes
         out: Tensor | None = None
         # Clients of similar size go into one block, so that little of it is padding; where there is one block for all,
@@ -334,9 +331,8 @@ class BatchedEngine(Engine):
             for begin in range(0, longest, step):
                 place = torch.arange(begin, min(begin + step, longest), device=self.device)
                 real = place < sizes[places].unsqueeze(1)
-                within = torch.minimum(place.expand(len(places), -1), (sizes[places] - 1).clamp_min(0).unsqueeze(1))
-                flat = (ragged.offsets[clients[places]].unsqueeze(1) + within).clamp_max(len(ragged.flat) - 1)
-                x, _ = self.samples.gather(ragged.flat[flat], clients[places])
+                index, within = self._padded(clients[places], split, sizes[places].unsqueeze(1), place)
+                x, _ = self.samples.gather(index, clients[places])
                 outputs = predict(self._net, model, x)
                 if out is None:
                     out = outputs.new_empty(int(sizes.sum()), *outputs.shape[2:])
@@ -345,6 +341,13 @@ class BatchedEngine(Engine):
             width = self.problem.module(self._probe()[0]).shape[1:]
             out = self.problem.start.new_empty(0, *width)
         return out
+
+    def _padded(self, clients: Tensor, split: Split, sizes: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the samples at some places of each client, and those places; the last one again where there is none."""
+        ragged = self.samples.splits[split]
+        within = torch.minimum(place.expand(len(clients), -1), (sizes - 1).clamp_min(0))
+        flat = (ragged.offsets[clients].unsqueeze(1) + within).clamp_max(max(0, len(ragged.flat) - 1))
+        return ragged.flat[flat], within
 
     def _table(self, clients: Tensor, splits: tuple[Split, ...]) -> _Table | None:
         """Give the samples of clients that fit into one block, padded to the longest; made once for the same."""
@@ -359,18 +362,13 @@ class BatchedEngine(Engine):
             return None
         index, real, begin = [], [], 0
         for split, each, most in zip(splits, sizes, longest, strict=True):
-            ragged, size = self.samples.splits[split], each.to(self.device).unsqueeze(1)
-            place = torch.arange(most, device=self.device)
-            within = torch.minimum(place.expand(len(clients), -1), (size - 1).clamp_min(0))
-            flat = (ragged.offsets[clients].unsqueeze(1) + within).clamp_max(max(0, len(ragged.flat) - 1))
-            index.append(ragged.flat[flat])
+            size, place = each.to(self.device).unsqueeze(1), torch.arange(most, device=self.device)
+            index.append(self._padded(clients, split, size, place)[0])
             row, column = (place < size).nonzero(as_tuple=True)
             real.append(row * width + begin + column)
             begin += most
         table = _Table(clients, torch.cat(index, 1), tuple(real))
         self._tables[splits, id(clients)] = table  # with the clients, so that their id stays their own
-        while len(self._tables) > _TABLES:
-            self._tables.pop(next(iter(self._tables)))
         return table
 
 

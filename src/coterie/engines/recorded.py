@@ -15,7 +15,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +23,12 @@ from torch import Tensor
 from coterie import randomness
 from coterie.algorithms.base import Batch, Fold, Net
 from coterie.engines.base import join, take
+from coterie.engines.newest import Newest
 from coterie.engines.schedule import Schedule
 from coterie.engines.store import Samples
 from coterie.rows import Rows
+
+Result = TypeVar("Result")
 
 _HELD = 16
 """Recordings of small functions that are kept."""
@@ -64,8 +67,8 @@ class Replays:
     """
 
     def __init__(self) -> None:
-        self._held: dict[Hashable, tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]] = {}
-        self._seen: dict[Hashable, None] = {}
+        self._held: Newest[Hashable, tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]] = Newest(_HELD)
+        self._seen: Newest[Hashable, None] = Newest(4 * _HELD)
 
     def __call__(
         self, key: Hashable, function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...]
@@ -91,23 +94,25 @@ class Replays:
         if key not in self._held:
             first = key not in self._seen
             self._seen[key] = None
-            while len(self._seen) > 4 * _HELD:
-                self._seen.pop(next(iter(self._seen)))
             if first:  # shapes that never come again are not worth a recording
                 return function(*given)
             inputs = tuple(value.clone() for value in given)
             with _warmed(lambda: function(*inputs)):
-                graph = torch.cuda.CUDAGraph()
-                with _recorded_as(graph):
-                    outputs = function(*inputs)
+                graph, outputs = _captured(lambda: function(*inputs))
             self._held[key] = inputs, outputs, graph
-            while len(self._held) > _HELD:
-                self._held.pop(next(iter(self._held)))
         inputs, outputs, graph = self._held[key]
         for own, value in zip(inputs, given, strict=True):
             own.copy_(value)
         graph.replay()
         return outputs
+
+
+def _captured(function: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Record what a function does; what it gives lies in the recording's own memory."""
+    graph = torch.cuda.CUDAGraph()
+    with _recorded_as(graph):
+        result = function()
+    return graph, result
 
 
 @contextlib.contextmanager
@@ -142,9 +147,8 @@ def recorded(function: Callable[[], Any], record: bool) -> Callable[[], Any]:
     """
     if not record:
         return function
-    graph = torch.cuda.CUDAGraph()
-    with _warmed(function), _recorded_as(graph):
-        function()
+    with _warmed(function):
+        graph, _ = _captured(function)
     return graph.replay
 
 
@@ -283,7 +287,5 @@ class Recording:
             return lambda: self._one_step(rows)
         with _warmed(lambda: self._one_step(rows, rewound=True)):
             self._buffers["at"].zero_()
-            graph = torch.cuda.CUDAGraph()
-            with _recorded_as(graph):
-                self._one_step(rows)
+            graph, _ = _captured(lambda: self._one_step(rows))
         return graph.replay
