@@ -156,7 +156,7 @@ def server() -> None:
             flush=True,
         )
     torch.backends.cuda.matmul.allow_tf32 = False
-    blocks = matrix_units._Blocks(w)
+    blocks = matrix_units._Blocks(w, 3)
     print(f"server split alone {median_ms(lambda: [None for _ in blocks], 5, 2):.2f} ms", flush=True)
 
 

@@ -1,9 +1,15 @@
-"""Inner products of large float32 rows on a GPU's matrix units, to nearly float32's accuracy.
+"""Products of large float32 matrices on a GPU's matrix units, to nearly float32's accuracy.
 
-The units multiply numbers of 11 significant bits (TF32), eight times as fast as float32 is multiplied otherwise. A
-float32 number is the sum of two such numbers to 22 bits, ``a = a_h + a_l``; so ``a b ≈ a_h b_h + a_h b_l + a_l b_h``
-to about 2⁻²². Where a matrix is multiplied by its own transpose, the last two are each other's transpose: two fast
-products in place of a slow one. Sums over many columns are carried from block to block in float64.
+The units multiply numbers of 11 significant bits in half precision, more than ten times as fast as float32 is
+multiplied otherwise. A float32 number is the sum of two such numbers to 23 bits, ``a = a_h + a_l``; so ``a b ≈ a_h b_h
++ a_h b_l + a_l b_h`` to about 2⁻²². Where a matrix is multiplied by its own transpose, the last two are each other's
+transpose: two fast products in place of a slow one. Half precision has a narrow range, so every row is scaled by a
+power of two, which costs no bits. Sums over many columns are carried from block to block in float64.
+
+Rows are centred first. What clients have in common is then not multiplied, nor rounded with the sums. The centre is in
+each column the middle of a few rows' numbers and not their mean: of rows that are close to each other it is close to
+all, and a few that are far away (a faulty or hostile client's) do not move it, as they would the mean, so that small
+differences between the others are not lost.
 """
 
 from __future__ import annotations
@@ -26,6 +32,12 @@ BLOCK = 2**12
 _WIDE = 32 * BLOCK
 """Columns that are split at a time."""
 
+_ASKED = 27
+"""Rows whose middle is the centre: a power of three."""
+
+_TOP = 15
+"""Scaled numbers lie below 2 to this; half precision reaches to almost 2¹⁶."""
+
 
 def pays(rows: Tensor) -> bool:
     """Say whether splitting pays for a matrix.
@@ -40,7 +52,9 @@ def pays(rows: Tensor) -> bool:
     bool
         True for a large float32 matrix on a GPU.
     """
-    return rows.is_cuda and rows.dtype == torch.float32 and rows.numel() >= _LARGE
+    if not (rows.is_cuda and rows.dtype == torch.float32 and rows.numel() >= _LARGE):
+        return False
+    return torch.version.hip is None and torch.cuda.get_device_capability(rows.device) >= (7, 0)
 
 
 @contextlib.contextmanager
@@ -90,56 +104,103 @@ def rounded(precision: Precision) -> Iterator[None]:
 
 
 def split(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut float32 numbers into two of 11 significant bits each, the larger part rounded to nearest.
+    """Cut numbers into two of half precision, the larger part rounded to nearest.
 
     Parameters
     ----------
     values
-        Float32 numbers.
+        Float32 numbers, below 2¹⁶.
 
     Returns
     -------
     tuple of Tensor
-        The larger parts, which TF32 holds exactly, and the rests; their sum is ``values``.
+        The larger parts and the rests; their sum is ``values`` to 23 significant bits, or to 2⁻²⁵ where that is more.
     """
-    high = ((values.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-    return high, values - high
+    high = values.half()
+    return high, (values - high.float()).half()
+
+
+def middle(values: Tensor) -> Tensor:
+    """Find in each column a number in the middle: the median of three medians of three, and so on.
+
+    Parameters
+    ----------
+    values
+        A matrix of :data:`_ASKED` rows, or of another power of three.
+
+    Returns
+    -------
+    Tensor
+        A number of each column that has about as many above as below it; fewer than a quarter of the rows cannot move
+        it far but by chance.
+    """
+    while len(values) > 1:
+        one, two, three = values.unflatten(0, (3, -1))
+        values = torch.maximum(torch.minimum(one, two), torch.minimum(torch.maximum(one, two), three))
+    return values[0]
+
+
+def _power(most: Tensor) -> Tensor:
+    """Give the powers of two by which numbers up to so much are divided to lie below :data:`_TOP`'s."""
+    _, exponent = torch.frexp(most)
+    return torch.ldexp(torch.ones_like(most), exponent.clamp(-100, 127) - _TOP)
 
 
 class _Blocks:
-    """Blocks of columns of a matrix, centred and split, in buffers that are used again.
+    """Blocks of columns of a matrix, centred, scaled and split, in buffers that are used again.
 
-    Below the rows lies their mean, so that products with it come with the others; then zeros up to a round number.
+    Below the rows lies their centre, so that products with it come with the others; then zeros up to a round number.
     """
 
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows: Tensor, parts: int) -> None:
         self.rows = rows
         self.width = min(_WIDE, -(-rows.shape[1] // BLOCK) * BLOCK)
         self.height = -(-(len(rows) + 1) // 16) * 16
-        self.both = rows.new_zeros(2, self.height, self.width)
+        self.parts = torch.zeros(parts, self.height, self.width, dtype=torch.float16, device=rows.device)
+        asked = torch.arange(_ASKED, device=rows.device) * len(rows) // _ASKED
+        self.centre = torch.cat([middle(block[asked]) for block in rows.split(self.width, 1)])
+        furthest = torch.linalg.vector_norm(rows, torch.inf, dim=1)
+        common = torch.linalg.vector_norm(self.centre, torch.inf)
+        self.scale = _power(torch.cat([furthest + common, common.unsqueeze(0)]))  # of rows, and last of their centre
+        self.inverse = 1 / self.scale  # a power of two as well
 
-    def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Give which columns, and their larger parts and rests."""
-        high, low = self.both
+    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
+        """Give which columns, and their parts: the larger ones, the rests, the larger ones again, as many as asked."""
         count = len(self.rows)
         for begin in range(0, self.rows.shape[1], self.width):
             block = self.rows[:, begin : begin + self.width]
             here = block.shape[1]
             if here < self.width:
-                self.both.zero_()
-            mean = block.mean(0)
-            high[count, :here], low[count, :here] = split(mean)
+                self.parts.zero_()
+            centre = self.centre[begin : begin + here]
+            for part, found in zip(self.parts, split(centre * self.inverse[count]), strict=False):
+                part[count, :here] = found
             if kernels.usable(block):
                 from coterie.kernels.splitting import split_centred
 
-                split_centred(block, mean, high[:count, :here], low[:count, :here])
+                split_centred(block, centre, self.inverse, self.parts[:, :count, :here])
             else:
-                high[:count, :here], low[:count, :here] = split(block - mean)
-            yield slice(begin, begin + here), high, low
+                high, low = split((block - centre) * self.inverse[:count].unsqueeze(1))
+                for part, found in zip(self.parts, (high, low, high), strict=False):
+                    part[:count, :here] = found
+            yield slice(begin, begin + here), self.parts
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply matrices of half precision, the sums in float32."""
+    if not left.is_cuda:
+        return left.float() @ right.float()
+    switches = torch.backends.cuda.matmul
+    before = switches.allow_fp16_reduced_precision_reduction
+    switches.allow_fp16_reduced_precision_reduction = False
+    try:
+        return (torch.bmm if left.dim() == 3 else torch.mm)(left, right, out_dtype=torch.float32)
+    finally:
+        switches.allow_fp16_reduced_precision_reduction = before
 
 
 def centred_gram(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inner products of all pairs of rows less their mean, and what is needed to undo the centring.
+    """Inner products of all pairs of rows less a centre, and what is needed to undo the centring.
 
     Parameters
     ----------
@@ -149,24 +210,24 @@ def centred_gram(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns
     -------
     tuple of Tensor
-        In float64: the products ``[clients, clients]``, symmetric, each row's product with the mean ``[clients]``, and
-        the mean's with itself.
+        In float64: the products ``[clients, clients]``, symmetric, each row's product with the centre ``[clients]``,
+        and the centre's with itself.
     """
     count = len(rows)
-    blocks = _Blocks(rows)
+    rough = torch.backends.cuda.matmul.allow_tf32
+    blocks = _Blocks(rows, 1 if rough else 2)
     products = torch.zeros(blocks.height, blocks.height, dtype=torch.float64, device=rows.device)
     crosses = torch.zeros_like(products)
-    rough = torch.backends.cuda.matmul.allow_tf32
-    for _, high, low in blocks:
+    for _, parts in blocks:
         # A few narrow blocks at a time: one product of so few rows would leave most of the device idle.
-        left = high.unflatten(1, (-1, BLOCK)).transpose(0, 1)
-        with tf32():
-            products += torch.bmm(left, left.transpose(1, 2)).sum(0, dtype=torch.float64)
-            if not rough:
-                right = low.unflatten(1, (-1, BLOCK)).transpose(0, 1)
-                crosses += torch.bmm(left, right.transpose(1, 2)).sum(0, dtype=torch.float64)
+        high, *low = parts.unflatten(2, (-1, BLOCK)).transpose(1, 2)
+        products += _product(high, high.transpose(1, 2)).sum(0, dtype=torch.float64)
+        for rest in low:
+            crosses += _product(high, rest.transpose(1, 2)).sum(0, dtype=torch.float64)
     products += crosses + crosses.T
-    products = (products + products.T) / 2
+    products = (products + products.T)[: count + 1, : count + 1] / 2
+    scale = blocks.scale.double()
+    products *= scale.unsqueeze(1) * scale
     return products[:count, :count], products[:count, count], products[count, count]
 
 
@@ -186,23 +247,23 @@ def mixed(weights: Tensor, rows: Tensor) -> Tensor:
         ``[out, parameters]``.
     """
     count = len(rows)
-    blocks = _Blocks(rows)
-    wide = torch.zeros(len(weights), blocks.height, dtype=torch.float32, device=rows.device)
-    wide[:, :count] = weights
-    share = weights.double().sum(1).to(rows.dtype)
-    high_weights, low_weights = split(wide)
-    twice = torch.cat([high_weights, high_weights], 1)
-    out = rows.new_empty(len(weights), rows.shape[1])
     rough = torch.backends.cuda.matmul.allow_tf32
-    for columns, high, low in blocks:
+    blocks = _Blocks(rows, 1 if rough else 3)
+    wide = torch.zeros(len(weights), blocks.height, dtype=torch.float32, device=rows.device)
+    wide[:, :count] = weights.to(rows.dtype) * blocks.scale[:count]
+    scale = _power(torch.linalg.vector_norm(wide, torch.inf, dim=1))
+    high, low = split(wide / scale.unsqueeze(1))
+    factors = high if rough else torch.cat([high, high, low], 1)  # beside the larger parts, the rests, the larger parts
+    share = weights.double().sum(1).to(rows.dtype)
+    out = rows.new_empty(len(weights), rows.shape[1])
+    for columns, parts in blocks:
         here = columns.stop - columns.start
-        target = out[:, columns]
-        with tf32():
-            if rough:
-                torch.mm(high_weights, high[:, :here], out=target)
-            else:
-                torch.mm(twice, blocks.both.view(2 * blocks.height, -1)[:, :here], out=target)
-                target.addmm_(low_weights, high[:, :here])
-        # Last, and rounded properly: the mean is much larger than the rows' distances from it.
-        target.addr_(share, high[count, :here] + low[count, :here])
+        sums = _product(factors, parts.flatten(0, 1)[:, :here])
+        # Last, and rounded properly: the centre is much larger than the rows' distances from it.
+        if kernels.usable(sums):
+            from coterie.kernels.splitting import add_centre
+
+            add_centre(sums, scale, share, blocks.centre[columns], out[:, columns])
+        else:
+            out[:, columns] = (sums * scale.unsqueeze(1)).addr_(share, blocks.centre[columns])
     return out

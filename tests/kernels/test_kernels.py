@@ -19,11 +19,12 @@ from coterie.kernels import convolution, linear
 from coterie.kernels.convolution import Shape, convolve
 from coterie.kernels.dropping import Draw, drop
 from coterie.kernels.pooling import pool
-from coterie.kernels.splitting import split_centred
+from coterie.kernels.splitting import add_centre, split_centred
 from coterie.problems import Problem, StreamDropout
 from tests.support import DEVICE
 
 FLOAT32 = 2e-6
+CUT = 2e-6 if DEVICE.type == "cpu" else 5e-5  # matrix units cut off what long sums cannot hold, others round it
 
 
 @pytest.fixture(autouse=True)
@@ -154,25 +155,36 @@ def test_dense_layers(samples: int, parts: int, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(whole[:, :5], before)
 
 
-def test_rows_are_split_into_two_numbers_that_sum_to_them() -> None:
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_rows_are_centred_scaled_and_split(parts: int) -> None:
     rows = numbers(11, 700)
-    mean = rows.mean(0)
-    high, low = torch.empty_like(rows), torch.empty_like(rows)
-    split_centred(rows, mean, high, low)
-    assert torch.equal(high + low, rows - mean)
-    assert not bool((high.view(torch.int32) & 0x1FFF).any())  # 11 significant bits
-    assert bool((low.abs() <= 2.0**-11 * (rows - mean).abs()).all())
+    centre, scale = rows[4] * 0.9, 2.0 ** torch.arange(11)
+    found = torch.full((parts, 12, 704), 7.0, dtype=torch.float16)
+    split_centred(rows, centre, scale, found[:, :11, :700])
+    high, low = matrix_units.split((rows - centre) * scale.unsqueeze(1))
+    for part, wanted in zip(found, (high, low, high), strict=False):
+        assert torch.equal(part[:11, :700], wanted)
+    assert bool((found[:, 11:] == 7).all()) and bool((found[:, :, 700:] == 7).all())
+
+
+def test_the_centre_is_added_last() -> None:
+    sums, scale, share, centre = numbers(5, 300), numbers(5, seed=2), numbers(5, seed=3), numbers(300, seed=4)
+    out = torch.full((5, 310), 7.0)
+    add_centre(sums, scale, share, centre, out[:, 5:305])
+    wanted = sums.double() * scale.double().unsqueeze(1) + share.double().unsqueeze(1) * centre.double()
+    assert apart(out[:, 5:305], wanted) < FLOAT32
+    assert bool((out[:, :5] == 7).all()) and bool((out[:, 305:] == 7).all())
 
 
 def test_large_products_of_rows() -> None:
     rows, weights = numbers(9, 5000), numbers(4, 9, seed=2)
-    wide = rows.double()
-    centred = wide - wide.mean(0)
-    products, with_mean, of_mean = matrix_units.centred_gram(rows)
-    assert apart(products, centred @ centred.T) < FLOAT32
-    assert apart(with_mean, centred @ wide.mean(0)) < 1e-4  # a small difference of large numbers
-    assert apart(of_mean, wide.mean(0).square().sum()) < FLOAT32
-    assert apart(matrix_units.mixed(weights, rows), weights.double() @ wide) < FLOAT32
+    centre = matrix_units.middle(rows[torch.arange(27) * 9 // 27]).double()
+    z = rows.double() - centre
+    products, with_centre, of_centre = matrix_units.centred_gram(rows)
+    assert apart(products, z @ z.T) < CUT
+    assert apart(with_centre, z @ centre) < CUT
+    assert apart(of_centre, centre.square().sum()) < CUT
+    assert apart(matrix_units.mixed(weights, rows), weights.double() @ rows.double()) < FLOAT32
 
 
 MODELS: dict[str, tuple[int, ...]] = {"cnn_small": (1, 8, 8), "mlp": (1, 8, 8), "cnn_femnist": (1, 12, 12)}

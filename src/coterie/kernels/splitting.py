@@ -1,4 +1,4 @@
-"""Rows less their mean, cut into two numbers of 11 significant bits each, in one pass."""
+"""Rows less their centre, scaled and cut into numbers of half precision, and sums of these put back: one pass each."""
 
 from __future__ import annotations
 
@@ -10,57 +10,125 @@ _LINES, _COLUMNS = 8, 256
 
 
 @triton.jit
+def _place(count, width, LINES: tl.constexpr, COLUMNS: tl.constexpr):
+    line = (tl.program_id(1) * LINES + tl.arange(0, LINES)).to(tl.int64)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    return line, column, (line < count)[:, None] & (column < width)[None, :]
+
+
+@triton.jit
 def _split(
     rows,
-    mean,
-    high,
-    low,
+    centre,
+    scale,
+    parts,
     count,
     width,
     rows_each,
-    high_each,
-    low_each,
+    part_each,
+    line_each,
+    PARTS: tl.constexpr,
     LINES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    line = (tl.program_id(1) * LINES + tl.arange(0, LINES)).to(tl.int64)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (line < count)[:, None] & (column < width)[None, :]
+    line, column, inside = _place(count, width, LINES, COLUMNS)
     value = tl.load(rows + (line * rows_each)[:, None] + column[None, :], mask=inside, other=0.0)
-    value -= tl.load(mean + column, mask=column < width, other=0.0)[None, :]
-    raw = value.to(tl.int32, bitcast=True)
-    first = ((raw + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    tl.store(high + (line * high_each)[:, None] + column[None, :], first, mask=inside)
-    tl.store(low + (line * low_each)[:, None] + column[None, :], value - first, mask=inside)
+    value -= tl.load(centre + column, mask=column < width, other=0.0)[None, :]
+    value *= tl.load(scale + line, mask=line < count, other=0.0)[:, None]
+    high = value.to(tl.float16)
+    place = parts + (line * line_each)[:, None] + column[None, :]
+    tl.store(place, high, mask=inside)
+    if PARTS > 1:
+        tl.store(place + part_each, (value - high.to(tl.float32)).to(tl.float16), mask=inside)
+    if PARTS > 2:
+        tl.store(place + 2 * part_each, high, mask=inside)
 
 
-def split_centred(rows: Tensor, mean: Tensor, high: Tensor, low: Tensor) -> None:
-    """Cut ``rows − mean`` into ``high + low``, of which ``high`` is exact in TF32.
+@triton.jit
+def _add(
+    sums,
+    scale,
+    share,
+    centre,
+    out,
+    count,
+    width,
+    sums_each,
+    out_each,
+    LINES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    line, column, inside = _place(count, width, LINES, COLUMNS)
+    value = tl.load(sums + (line * sums_each)[:, None] + column[None, :], mask=inside, other=0.0)
+    value *= tl.load(scale + line, mask=line < count, other=0.0)[:, None]
+    part = tl.load(share + line, mask=line < count, other=0.0)[:, None]
+    value += part * tl.load(centre + column, mask=column < width, other=0.0)[None, :]
+    tl.store(out + (line * out_each)[:, None] + column[None, :], value, mask=inside)
+
+
+def split_centred(rows: Tensor, centre: Tensor, scale: Tensor, parts: Tensor) -> None:
+    """Cut ``(rows − centre) · scale`` into numbers of half precision.
 
     Parameters
     ----------
     rows
         A float32 matrix; columns lie side by side.
-    mean
+    centre
         A vector, one number a column.
-    high
-        Where the larger parts go.
-    low
-        Where the rests go.
+    scale
+        A power of two for each row.
+    parts
+        Where they go, ``[parts, rows, columns]``: the larger parts, what they leave, and the larger parts again; as
+        many of these as there is room for.
     """
     count, width = rows.shape
-    assert rows.stride(1) == high.stride(1) == low.stride(1) == 1
+    assert rows.stride(1) == parts.stride(2) == 1
     grid = (triton.cdiv(width, _COLUMNS), triton.cdiv(count, _LINES))
     _split[grid](
         rows,
-        mean,
-        high,
-        low,
+        centre,
+        scale,
+        parts,
         count,
         width,
         rows.stride(0),
-        high.stride(0),
-        low.stride(0),
+        parts.stride(0),
+        parts.stride(1),
+        PARTS=len(parts),
+        LINES=_LINES,
+        COLUMNS=_COLUMNS,
+    )
+
+
+def add_centre(sums: Tensor, scale: Tensor, share: Tensor, centre: Tensor, out: Tensor) -> None:
+    """Write ``sums · scale + share · centre``.
+
+    Parameters
+    ----------
+    sums
+        A float32 matrix; columns lie side by side, here and in ``out``.
+    scale
+        What each row is multiplied by.
+    share
+        How much of the centre each row gets.
+    centre
+        A vector, one number a column.
+    out
+        Where the result goes.
+    """
+    count, width = sums.shape
+    assert sums.stride(1) == out.stride(1) == 1
+    grid = (triton.cdiv(width, _COLUMNS), triton.cdiv(count, _LINES))
+    _add[grid](
+        sums,
+        scale,
+        share,
+        centre,
+        out,
+        count,
+        width,
+        sums.stride(0),
+        out.stride(0),
         LINES=_LINES,
         COLUMNS=_COLUMNS,
     )
