@@ -2,10 +2,10 @@
 
     python benchmarks/overhead.py [--cases digits-20 ...] [--methods fedavg fedacs flame] [--repeats 3] [--json FILE]
 
-Each case is played in two ways, in turn. *Rounds alone*: the simulation of the configuration, driven round by round
-and nothing else. *The run*: ``coterie.run`` with its default cadence (every client evaluated after every round, a
-checkpoint after every tenth), without the progress bar. Both begin with the same set-up (reading the data, dealing it
-out, building the engine), which is reported apart and is in neither figure.
+Each case is played in two ways, in turn. *Rounds alone*: the simulation of the configuration, driven round by round and
+nothing else. *The run*: ``coterie.run`` with its default cadence (every client evaluated after every round, checkpoints
+as often as takes a fiftieth of the time), without the progress bar. Both begin with the same set-up (reading the data,
+dealing it out, building the engine), which is reported apart and is in neither figure.
 
 Clocks in the run say what a round, an evaluation, a checkpoint, a write of records take. A share is the median of one
 such call times their number, in parts of the median round times the number of rounds, so that a burst of other work on

@@ -65,8 +65,11 @@ class ExperimentConfig(BaseModel):
     s_acc: Annotated[tuple[Fraction, ...], BeforeValidator(_split)] = Field(
         (0.5,), description="fractions of the other clients on which S-acc of the matrix is measured"
     )
-    checkpoint_every: int = Field(
-        10, ge=1, description="write a checkpoint after every so many rounds; a large state's less often"
+    checkpoint_every: int | None = Field(
+        None,
+        ge=1,
+        description="write a checkpoint after every so many rounds (a large state's less often); by default as often "
+        "as takes a fiftieth of the time",
     )
     engine: Literal["batched", "loop", "sharded"] = Field(
         "batched", description="how clients are computed (sharded: by all processes that torchrun starts)"

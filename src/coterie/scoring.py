@@ -8,11 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from coterie.engines.newest import Newest
 from coterie.engines.simulation import Simulation
 from coterie.engines.store import Split
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_oracle, hybrid_validation
 from coterie.rows import Rows
+
+_JOINT = 64  # combinations of samples of which targets are kept side by side
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Scorer:
         self._everyone = torch.cat([clients, newcomers]).sort().values if len(newcomers) else clients
         self._blocks = simulation.blocks(clients)
         self._known: dict[tuple[Split, int], _Wanted | None] = {}
+        self._joint: Newest[tuple[int, ...], tuple[tuple[_Wanted, ...], Tensor, Tensor]] = Newest(_JOINT)
 
     def scores(self, round_number: int) -> list[Score]:
         """Evaluate every model on every client's own samples.
@@ -126,18 +130,29 @@ class Scorer:
         """Give the loss and every metric of each split ``[values, clients]`` for the clients of this process."""
         engine, mine = self.simulation.engine, next(iter(wanted.values())).clients
         metrics, predict = engine.problem.metrics, self.simulation.algorithm.predict
+        out = torch.full(
+            (len(wanted), 1 + len(metrics), len(mine)), torch.nan, dtype=torch.float64, device=engine.device
+        )
         some = tuple(split for split, each in wanted.items() if len(each.targets))
-        outputs = dict(zip(some, engine.predict_all(predict, rows, mine, some, shared), strict=True)) if some else {}
-        values = []
-        for split, each in wanted.items():
-            if split not in outputs:
-                none = torch.full((len(mine),), torch.nan, dtype=torch.float64, device=engine.device)
-                values += [none] * (1 + len(metrics))
-                continue
-            losses = engine.problem.loss(outputs[split], each.targets).double()
-            values.append(metric_table.segment_mean(losses, each.offsets))
-            values += [metric_table.per_client(name, outputs[split], each.targets, each.offsets) for name in metrics]
-        return torch.stack([value.double() for value in values])
+        if some:
+            # All splits at once, as if a client's samples of one were another client's.
+            outputs = torch.cat(engine.predict_all(predict, rows, mine, some, shared))
+            targets, offsets = self._together(tuple(wanted[split] for split in some))
+            values = [metric_table.segment_mean(engine.problem.loss(outputs, targets).double(), offsets)]
+            values += [metric_table.per_client(name, outputs, targets, offsets).double() for name in metrics]
+            which = [place for place, split in enumerate(wanted) if split in some]
+            out[which] = torch.stack(values).unflatten(1, (len(some), -1)).transpose(0, 1)
+        return out.flatten(0, 1)
+
+    def _together(self, wanted: tuple[_Wanted, ...]) -> tuple[Tensor, Tensor]:
+        """Give the targets of several splits end to end, and where each client's samples begin; made once for each."""
+        held = self._joint.get(tuple(map(id, wanted)))
+        if held is None:
+            ends = torch.cat([each.offsets.diff() for each in wanted]).cumsum(0)
+            offsets = torch.cat([ends.new_zeros(1), ends])
+            held = wanted, torch.cat([each.targets for each in wanted]), offsets
+            self._joint[tuple(map(id, wanted))] = held  # with what it was made of, so that their ids stay their own
+        return held[1], held[2]
 
     def _joined(self, parts: list[list[Score]]) -> list[Score]:
         """Put the scores of all blocks of clients together; of a block without samples there are none."""

@@ -139,6 +139,31 @@ def test_large_states_are_written_less_often(tmp_path: Path, monkeypatch: pytest
     assert store.affordable
 
 
+def test_by_default_checkpoints_take_a_fiftieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now)
+    store = Checkpoints(tmp_path, RUN)
+    assert not store.due  # there is nothing yet that is worth one
+    now = 101.0
+    assert store.due
+    store.save(1, {"w": torch.zeros(4)}, {})
+    now = 101.9
+    assert not store.due
+    now = 102.0  # a second after one that took no time
+    assert store.due
+
+    def slow(*args: object) -> None:
+        nonlocal now
+        now += 0.5
+
+    monkeypatch.setattr(checkpoints.Checkpoints, "_prune", slow)
+    store.save(2, {"w": torch.zeros(4)}, {})
+    now = 126.9
+    assert not store.due
+    now = 127.1  # half a second of 25: a fiftieth
+    assert store.due
+
+
 # As in tests/test_memory.py: the peak of a process of its own, here before and after a state of 128 MB is written and
 # read, with rows on disk.
 PROGRAM = """

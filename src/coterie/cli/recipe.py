@@ -152,7 +152,10 @@ def run(
         typer.Option("--part", metavar="PART", help="Run only this part; may be repeated.", rich_help_panel=RESULTS),
     ] = None,
     seeds: Seeds = None,
-    rounds: Annotated[Whole, field("rounds", TRAINING)] = None,
+    rounds: Annotated[
+        Whole,
+        typer.Option(help="How many rounds are played; the recipe's own number by default.", rich_help_panel=TRAINING),
+    ] = None,
     device: Annotated[Text, field("device", COMPUTING, metavar="NAME")] = None,
     jobs: Jobs = 1,
     data_dir: DataDir = None,

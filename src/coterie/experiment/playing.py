@@ -153,11 +153,13 @@ class Experiment(Recording):
                 self._stop_if_asked()
 
     def _closes(self, round_number: int) -> bool:
-        due = round_number % self.config.checkpoint_every == 0 and self._affordable()
+        every = self.config.checkpoint_every
+        due = (every is None or round_number % every == 0) and self._affordable()
         return due or round_number == self.config.rounds
 
     def _affordable(self) -> bool:
-        return self.folder.checkpoints.affordable
+        checkpoints = self.folder.checkpoints
+        return checkpoints.due if self.config.checkpoint_every is None else checkpoints.affordable
 
     def _stop_if_asked(self) -> None:
         if self._stopped_by is not None and self.completed < self.config.rounds:

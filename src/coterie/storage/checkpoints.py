@@ -44,7 +44,8 @@ _DRAFT = ".writing"
 _KEPT = 2
 _TENSORS = "state.safetensors"
 _RECORD = "checkpoint.json"
-_LARGE = 2**28  # bytes of a state whose checkpoints are spaced by the time that they take
+_LARGE = 2**28  # bytes of a state whose checkpoints are spaced by the time that they take, however often they are due
+_SECONDS = 1.0  # of work that is not worth a checkpoint of its own
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ class Checkpoints:
         self._folder = folder
         self._run_id = run_id
         self._damaged: set[Path] = set()  # found on reading; only a reader pays for checksums
-        self._took: tuple[float, float] | None = None  # when the last one was done, and seconds that it took
+        self._took = (time.monotonic(), 0.0)  # when the last one was done (or this was made), and seconds that it took
+        self._large = False
 
     def save(
         self,
@@ -175,16 +177,20 @@ class Checkpoints:
         os.replace(draft, final)
         sync(self._folder)
         self._prune()
-        self._took = (time.monotonic(), time.monotonic() - began) if size >= _LARGE else None
+        self._took, self._large = (time.monotonic(), time.monotonic() - began), size >= _LARGE
         return final
 
     @property
     def affordable(self) -> bool:
-        """Whether another one may be due: those of a large state are to take a tenth of the time at most."""
-        if self._took is None:
-            return True
+        """Whether another one that is due may be written: those of a large state take a tenth of the time at most."""
         ended, seconds = self._took
-        return time.monotonic() - ended >= 9 * seconds
+        return not self._large or time.monotonic() - ended >= 9 * seconds
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for another: a second after the last, and so that they take a fiftieth of the time."""
+        ended, seconds = self._took
+        return time.monotonic() - ended >= max(_SECONDS, 49 * seconds)
 
     def latest(
         self, device: torch.device | str = "cpu", places: Mapping[str, Mapping[str, Tensor]] | None = None
