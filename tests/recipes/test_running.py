@@ -180,6 +180,7 @@ def test_criteria_do_not_change_the_exit_code(tmp_path: Path) -> None:
         (["run", "fedamp-table3", "--part", "fmnst"], UnknownName, "part of fedamp-table3 called 'fmnst'"),
         (["run", "fedamp-table3", "--quick", "--part", "emnist"], ConfigError, "'emnist' has no quick version"),
         (["run", "fedamp-table3", "--rounds", "0", "--part", "mnist"], ConfigError, "rounds is 0, but must be"),
+        (["run", "fedamp-table3", "--precision", "half"], ConfigError, "precision is 'half', but must be float32"),
         (["run", "fedamp-table3", "--seeds", "one"], ConfigError, "--seeds has 'one'"),
         (["show", "nothing"], UnknownName, "there is no recipe 'nothing'"),
     ],

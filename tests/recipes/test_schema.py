@@ -207,6 +207,7 @@ def test_quick_and_options_stand_over_the_plan() -> None:
     whole, quick, cut = planned(part), planned(part, quick=True), planned(part, over={"rounds": 3, "seeds": [7]})
     assert [plan.seeds for plan in (whole, quick, cut)] == [(1, 10), (1,), (7,)]
     assert [plan.runs[0].config.rounds for plan in (whole, quick, cut)] == [4, 2, 3]
+    assert planned(part, over={"precision": "tf32"}).runs[0].config.precision == "tf32"
 
 
 def test_work_is_rounds_times_those_who_train() -> None:

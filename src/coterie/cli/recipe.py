@@ -157,6 +157,7 @@ def run(
         typer.Option(help="How many rounds are played; the recipe's own number by default.", rich_help_panel=TRAINING),
     ] = None,
     device: Annotated[Text, field("device", COMPUTING, metavar="NAME")] = None,
+    precision: Annotated[Text, field("precision", COMPUTING, metavar="NAME")] = None,
     jobs: Jobs = 1,
     data_dir: DataDir = None,
     out_dir: Annotated[
@@ -190,7 +191,7 @@ def run(
     if len(words) != 1:
         raise ConfigError(f"a recipe is run alone, not {' '.join(words) or 'none'}: give one name")
     recipe = recipes.load(words[0])
-    over: dict[str, Any] = {"seeds": numbers or None, "rounds": rounds, "device": device}
+    over: dict[str, Any] = {"seeds": numbers or None, "rounds": rounds, "device": device, "precision": precision}
     folder = out_dir or Path("runs") / (f"{recipe.name}-quick" if quick else recipe.name)
     try:
         outcome = recipes.run_recipe(

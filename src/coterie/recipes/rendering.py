@@ -123,6 +123,7 @@ def _setting(played: Played, quick: bool) -> str:
     said = [value for name, value in fields if name not in plan.grid]
     said += [f"{config.clients} clients"] if "clients" not in plan.grid else []
     said += [f"{config.participation:g} of them a round"] if config.participation < 1 else []
+    said += [f"products in {config.precision}"] if config.precision != "float32" else []
     when = {"final": "after the last", "best": "best on validation data", "best_oracle": "best on test data"}
     line = ", ".join([*said, f"{config.rounds} rounds, {when[played.part.at]}", seeds])
     return f"in its place: {line}" if quick else line
@@ -294,7 +295,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
 
 def _plain_part(played: Played) -> dict[str, Any]:
     config, part = played.plan.runs[0].config, played.part
-    common = ("data", "partition", "model", "clients", "rounds", "participation", "validation", "device")
+    common = ("data", "partition", "model", "clients", "rounds", "participation", "validation", "device", "precision")
     return {
         "name": part.name,
         "title": part.heading,
