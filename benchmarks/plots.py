@@ -67,7 +67,8 @@ def _time(result: dict[str, Any]) -> str:
 
 def side_by_side(result: dict[str, Any], plt: Any) -> Any:
     """Draw a group of bars for each work, one for each that played, on a logarithmic scale."""
-    rows, seconds = result["rows"], "processor_seconds" if result["clock"] == "processor" else "seconds"
+    rows, clock = result["rows"], "processor_" if result["clock"] == "processor" else ""
+    seconds, ratios = f"{clock}seconds", f"{clock}ratios"
     players = [name for name in COLOURS if any(name in row[seconds] for row in rows)]
     height = 0.8 / len(players)
     figure, axes = plt.subplots(figsize=(7.2, 0.55 + 0.17 * len(players) * len(rows)), layout="constrained")
@@ -81,10 +82,13 @@ def side_by_side(result: dict[str, Any], plt: Any) -> Any:
         y = [index + (place - (len(players) - 1) / 2) * height for index, _ in at]
         axes.barh(y, middles, height, color=COLOURS[player], label=NAMES[player])
         axes.errorbar(middles, y, xerr=errors, fmt="none", ecolor=INK, elinewidth=1)
-        for spot, middle, (index, times) in zip(y, middles, at, strict=True):
-            ratio = times["median"] / rows[index][seconds]["ours"]["median"]
-            text = "" if player == "ours" else f"{ratio:.2g}×" if ratio < 100 else f"{ratio:,.0f}×"
-            axes.annotate(text, (middle, spot), (6, 0), textcoords="offset points", va="center", fontsize=7)
+        for spot, (index, times) in zip(y, at, strict=True):
+            if player == "ours":
+                continue
+            ratio = rows[index][ratios][player]["median"]  # as in the table: of rounds that followed each other
+            text = f"{ratio:.2g}×" if ratio < 100 else f"{ratio:,.0f}×"
+            end = times["upper"] * 1e3
+            axes.annotate(text, (end, spot), (4, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_yticks(range(len(rows)), [_title(row) for row in rows])
     axes.invert_yaxis()
     axes.set_xscale("log")
