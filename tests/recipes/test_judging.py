@@ -126,7 +126,23 @@ def test_others_are_those_that_are_not_named_and_have_a_number() -> None:
     numbers = {key: number for key, number in ONE.items() if key[0] != "alone"}
     assert finding(criterion, numbers).holds is True
     missed = finding(criterion, numbers, diverged=[("", "alone")])
-    assert missed.holds is None and missed.evidence == "alone diverged"
+    assert (missed.holds, missed.margin) == (None, None)
+    assert missed.evidence == "alone diverged; without, it would hold by 10 (ours 90 against theirs 80)"
+
+
+def test_what_fails_for_the_rest_fails_whatever_one_that_diverged_would_have_given() -> None:
+    numbers = {key: number for key, number in ONE.items() if key[0] != "alone"}
+    criterion: dict[str, Any] = {"above": {"of": ["ours"], "than": ["*"], "by": 15}}
+    found = finding(criterion, numbers, diverged=[("", "alone")])
+    assert (found.holds, found.margin) == (False, -5)
+    assert found.evidence == "ours 90 against theirs 80; alone diverged"
+    # Where nobody else is left, or the one that diverged is named, there is nothing to say.
+    for criterion in (
+        {"above": {"of": ["ours"], "than": ["*"], "by": 15}, "leave_out": ["theirs"]},
+        {"above": {"of": ["ours"], "than": ["alone"]}},
+    ):
+        found = finding(criterion, numbers, diverged=[("", "alone")])
+        assert (found.holds, found.evidence) == (None, "alone diverged")
 
 
 GRID = {

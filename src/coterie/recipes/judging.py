@@ -2,7 +2,8 @@
 
 Every criterion is judged for each part and setting it speaks of (or once, for their means). The *margin* is by how much
 more it could have been missed: positive where it holds, negative where it fails. Without a number that it needs, it is
-left open and says what is missing.
+left open and says what is missing. Where it speaks of all other methods and one of them diverged, it fails if it fails
+for the rest, and is left open otherwise.
 """
 
 from __future__ import annotations
@@ -154,20 +155,33 @@ def _settings(criterion: Criterion, judged: Judged) -> list[str]:
 
 
 def _at(criterion: Criterion, judged: Judged, setting: str) -> Finding:
+    gone: list[str] = []
     try:
-        of, than = _sides(criterion, judged, setting)
-        margin, holds, evidence = _decide(criterion, of, than)
+        of, than = _sides(criterion, judged, setting, gone)
+        decided = _decide(criterion, of, than)
     except _Missing as missing:
         return Finding(judged.part.name, setting, None, None, str(missing))
-    return Finding(judged.part.name, setting, margin, holds, evidence)
+    return Finding(judged.part.name, setting, *_without(decided, gone))
+
+
+def _without(decided: tuple[float, bool, str], gone: Sequence[str]) -> tuple[float | None, bool | None, str]:
+    """Say what is decided although some methods diverged: more numbers could only make it fail."""
+    margin, holds, evidence = decided
+    if not gone:
+        return decided
+    sentence = f"{' and '.join(dict.fromkeys(gone))} diverged"
+    if holds:
+        return None, None, f"{sentence}; without, it would hold by {shown(margin)} ({evidence})"
+    return margin, False, f"{evidence}; {sentence}"
 
 
 def _of_means(criterion: Criterion, places: Sequence[tuple[Judged, str]]) -> Finding:
     sides = []
     missing = ""
+    gone: list[str] = []
     for judged, setting in places:
         try:
-            sides.append(_sides(criterion, judged, setting))
+            sides.append(_sides(criterion, judged, setting, gone))
         except _Missing as found:
             missing = str(found)
     if not sides:
@@ -176,7 +190,8 @@ def _of_means(criterion: Criterion, places: Sequence[tuple[Judged, str]]) -> Fin
         margin, holds, evidence = _decide(criterion, *(_means([each[k] for each in sides]) for k in (0, 1)))
     except _Missing as found:
         return Finding("", "", None, None, str(found))
-    return Finding("", "", margin, holds, f"{evidence}, means over {len(sides)} of {len(places)}")
+    evidence = f"{evidence}, means over {len(sides)} of {len(places)}"
+    return Finding("", "", *_without((margin, holds, evidence), gone))
 
 
 def _means(sides: Sequence[Named]) -> Named:
@@ -186,17 +201,21 @@ def _means(sides: Sequence[Named]) -> Named:
     return [(name, sum(table[name] for table in tables) / len(tables)) for name in names]
 
 
-def _sides(criterion: Criterion, judged: Judged, setting: str) -> tuple[Named, Named]:
+def _sides(criterion: Criterion, judged: Judged, setting: str, gone: list[str]) -> tuple[Named, Named]:
+    """Give the terms of both sides; those of all others that diverged are not among them but added to ``gone``."""
     test = criterion.test
-    of = [each for term in test.of for each in _worked_out(criterion, judged, setting, term)]
+    of = [each for term in test.of for each in _worked_out(criterion, judged, setting, term, gone)]
     if isinstance(test, Near):
-        return of, [each for term in test.of for each in _worked_out(criterion, judged, setting, term, of_paper=True)]
+        terms = (_worked_out(criterion, judged, setting, term, gone, of_paper=True) for term in test.of)
+        return of, [each for term in terms for each in term]
     if not isinstance(test, Above | AtLeast):
         return of, []
-    return of, [each for term in test.than for each in _worked_out(criterion, judged, setting, term)]
+    return of, [each for term in test.than for each in _worked_out(criterion, judged, setting, term, gone)]
 
 
-def _worked_out(criterion: Criterion, judged: Judged, setting: str, term: Term, of_paper: bool = False) -> Named:
+def _worked_out(
+    criterion: Criterion, judged: Judged, setting: str, term: Term, gone: list[str], of_paper: bool = False
+) -> Named:
     found: Named = []
     gaps: list[str] = []
     for cells in _spelt_out(criterion, judged, term):
@@ -205,8 +224,7 @@ def _worked_out(criterion: Criterion, judged: Judged, setting: str, term: Term, 
             numbers = [_number(judged, name, of_paper) for name in names]
         except _Missing as missing:
             # Of all others, one that has no such model is passed over; one that diverged is missed.
-            if any((name.setting, name.method) in judged.diverged for name in names):
-                raise
+            gone += [name.method for name in names if (name.setting, name.method) in judged.diverged]
             gaps.append(str(missing))
             continue
         found.append((str(Term(cells, term.operation)), _operated(term.operation, numbers)))
