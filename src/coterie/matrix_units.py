@@ -32,6 +32,9 @@ BLOCK = 2**12
 _WIDE = 32 * BLOCK
 """Columns that are split at a time."""
 
+_WIDEST = 2**21
+"""Columns of which the centre is found at a time: of few rows, so more of them."""
+
 _ASKED = 27
 """Rows whose middle is the centre: a power of three."""
 
@@ -143,7 +146,7 @@ def middle(values: Tensor) -> Tensor:
 def _power(most: Tensor) -> Tensor:
     """Give the powers of two by which numbers up to so much are divided to lie below :data:`_TOP`'s."""
     _, exponent = torch.frexp(most)
-    return torch.ldexp(torch.ones_like(most), exponent.clamp(-100, 127) - _TOP)
+    return torch.ldexp(torch.ones_like(most), exponent.clamp(-100, 128) - _TOP)
 
 
 class _Blocks:
@@ -158,7 +161,7 @@ class _Blocks:
         self.height = -(-(len(rows) + 1) // 16) * 16
         self.parts = torch.zeros(parts, self.height, self.width, dtype=torch.float16, device=rows.device)
         asked = torch.arange(_ASKED, device=rows.device) * len(rows) // _ASKED
-        self.centre = torch.cat([middle(block[asked]) for block in rows.split(self.width, 1)])
+        self.centre = torch.cat([middle(block[asked]) for block in rows.split(_WIDEST, 1)])
         furthest = torch.linalg.vector_norm(rows, torch.inf, dim=1)
         common = torch.linalg.vector_norm(self.centre, torch.inf)
         self.scale = _power(torch.cat([furthest + common, common.unsqueeze(0)]))  # of rows, and last of their centre
