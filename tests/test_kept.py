@@ -27,6 +27,7 @@ from coterie.rows import (
     cosines,
     distances_from,
     gram,
+    look_at_rows,
     mix,
     norms,
     put_rows,
@@ -89,8 +90,20 @@ def test_every_version_is_what_a_copy_would_be(data: st.DataObject, place: str, 
         some = torch.tensor(data.draw(st.lists(st.integers(0, count - 1), max_size=4)), dtype=torch.int64)
         for kept, wanted in versions:
             assert torch.equal(take_rows(kept, some), wanted[some])
+            for index in (some, torch.arange(count), torch.arange(count).flip(0)):
+                assert torch.equal(look_at_rows(kept, index), wanted[index])
             assert torch.equal(kept.dense(), wanted)
             assert torch.equal(torch.cat([block for _, block in kept.blocks(2)]), wanted)
+
+
+def test_all_rows_in_order_are_looked_at_where_they_lie() -> None:
+    rows = matrix(5, 3)
+    kept = Kept(OnDevice(5, torch.zeros(3)))
+    assert look_at_rows(rows, torch.arange(5)).data_ptr() == rows.data_ptr()
+    assert look_at_rows(kept, torch.arange(5)).data_ptr() == kept.shelf.whole().data_ptr()  # type: ignore[union-attr]
+    for index in (torch.arange(4), torch.tensor([1, 0, 2, 3, 4]), torch.arange(5).unsqueeze(1)):
+        assert look_at_rows(rows, index).data_ptr() != rows.data_ptr()
+        assert torch.equal(look_at_rows(rows, index), rows[index])
 
 
 def test_nothing_is_kept_of_rows_that_nobody_reads() -> None:

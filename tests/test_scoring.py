@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from coterie.algorithms import registry
 from coterie.engines.simulation import Simulation
 from coterie.partitions import Ragged
+from coterie.rows import Rows
 from coterie.scoring import Score, Scorer
 from tests.conformance_table import TABLE
 from tests.support import classification, everyone, linear_regression, play, samples_of, simulate, small_model
@@ -81,13 +82,41 @@ def test_many_clients_are_scored_in_blocks(name: str, monkeypatch: pytest.Monkey
     sizes: list[int] = []
     monkeypatch.setattr("coterie.engines.simulation._BLOCK_ELEMENTS", 1)  # then there are at least 128 in a block
     personal = simulation.personal
-    simulation.personal = lambda clients, number: sizes.append(len(clients)) or personal(clients, number)  # type: ignore[func-returns-value, method-assign, assignment]
+
+    def noted(clients: torch.Tensor, number: int, briefly: bool = False) -> Rows:
+        sizes.append(len(clients))
+        return personal(clients, number, briefly)
+
+    monkeypatch.setattr(simulation, "personal", noted)
     in_blocks = scores_of(simulation, 2)
     assert sizes == [128, 128, 44] and list(in_blocks) == list(at_once)
     for key, score in in_blocks.items():
         assert torch.equal(score.clients, at_once[key].clients)
         torch.testing.assert_close(score.values, at_once[key].values, rtol=0, atol=1e-12, equal_nan=True)
     assert int(in_blocks["personal", "validation", "loss"].values.isnan().sum()) == 128
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_models_that_are_read_where_they_lie_are_those_that_are_copied(name: str) -> None:
+    simulation = simulate(name, classification(), small_model(), task="multiclass", settings=TABLE[name].settings)
+    play(simulation, 2)
+
+    def state() -> Rows:
+        return {
+            f"{owner} {key}": value.clone()
+            for owner, rows in (("server", simulation.server), ("clients", simulation.clients.rows))
+            for key, value in rows.items()
+        }
+
+    before = state()
+    clients = everyone(simulation)
+    copied, read = simulation.personal(clients, 2), simulation.personal(clients, 2, briefly=True)
+    assert list(copied) == list(read)
+    for key, value in copied.items():
+        assert torch.equal(value, read[key])
+    scores_of(simulation, 2)
+    for key, value in state().items():
+        assert torch.equal(value, before[key])
 
 
 def test_models_that_depend_on_who_is_evaluated_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

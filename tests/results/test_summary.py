@@ -60,6 +60,26 @@ def test_the_numbers(tmp_path: Path) -> None:
     }
 
 
+def test_the_order_of_records_does_not_matter(tmp_path: Path) -> None:
+    metrics = frame(
+        tmp_path,
+        ("personal", "test", "accuracy", {1: [0.4, 0.6, 0.1], 2: [0.9, 0.7, 0.3], 3: [0.5, 0.9, 0.2]}),
+        ("personal", "validation", "accuracy", {1: [1.0, 1.0, 0.3], 2: [0.5, 0.9, 0.9], 3: [1.0, 0.9, 0.1]}),
+        ("personal", "test", "loss", {1: [2.0, 3.0, 5.0], 2: [1.0, 4.0, 2.0], 3: [1.0, 4.0, 9.0]}),
+    )
+
+    def summary(table: pd.DataFrame) -> dict[str, object]:
+        return summarise(table, algorithm="fedacs", seed=5, rounds=3, seconds=6.0)
+
+    wanted = summary(metrics)
+    for seed in range(5):
+        assert summary(metrics.sample(frac=1, random_state=seed)) == wanted
+    assert summary(metrics.iloc[::-1]) == wanted
+    # One client was measured less often than the others.
+    lacking = metrics[~((metrics["round"] == 2) & (metrics["client"] == 1))]
+    assert summary(lacking) == summary(lacking.iloc[::-1]) != wanted
+
+
 def test_without_validation_data_there_is_no_best(tmp_path: Path) -> None:
     metrics = frame(tmp_path, ("global", "test", "accuracy", {1: [0.5], 2: [0.4]}))
     summary = summarise(metrics, algorithm="fedavg", seed=0, rounds=2, seconds=1.0)

@@ -111,13 +111,13 @@ class ShardedSimulation(Simulation):
         """Put together what all ranks found; see :meth:`Simulation.everyones`."""
         return self.ranks.collect(values.T.contiguous(), self.ranks.owner(clients.cpu())).T.contiguous()
 
-    def _made(self, clients: Tensor, message: Rows, round_number: int) -> Rows:
+    def _made(self, clients: Tensor, message: Rows, round_number: int, briefly: bool = False) -> Rows:
         places = self.ranks.owns(clients).nonzero().squeeze(1)
 
         def work() -> Rows:
             if not len(places):
                 return {}
-            made = super(ShardedSimulation, self)._made(clients[places], pick(message, places), round_number)
+            made = super(ShardedSimulation, self)._made(clients[places], pick(message, places), round_number, briefly)
             return dict(made.items())
 
         return self.ranks.together(work)

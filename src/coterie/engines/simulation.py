@@ -193,7 +193,7 @@ class Simulation(Ownership):
             if isinstance(value, Kept):
                 value.settle()
 
-    def personal(self, clients: Tensor, round_number: int) -> Rows:
+    def personal(self, clients: Tensor, round_number: int, briefly: bool = False) -> Rows:
         """Make personal models for evaluation, leaving everything as it was.
 
         Parameters
@@ -202,14 +202,16 @@ class Simulation(Ownership):
             Whose, in increasing order.
         round_number
             The round that was played last.
+        briefly
+            Whether they are read before the next round, so that they need not be copies of the state.
 
         Returns
         -------
         Rows
-            What the algorithm's ``predict`` needs, a row for each of :meth:`mine`.
+            What the algorithm's ``predict`` needs, a row for each of :meth:`mine`; not to be changed if ``briefly``.
         """
         with self._trial():
-            return self._personal(clients, round_number, "personalise")
+            return self._personal(clients, round_number, "personalise", briefly)
 
     def personal_blocks(self, blocks: Sequence[Tensor], round_number: int) -> Iterator[tuple[Tensor, Rows]]:
         """Make personal models as :meth:`personal` does, for not too many clients at a time.
@@ -224,12 +226,13 @@ class Simulation(Ownership):
         Yields
         ------
         tuple
-            Some of the clients, and the models of those that are :meth:`mine`.
+            Some of the clients, and the models of those that are :meth:`mine`, which are to be read before the next
+            round and not to be changed.
         """
         for number, block in enumerate(blocks):
             self.keeper.begin()
             self.keeper.expect(blocks[number + 1] if number + 1 < len(blocks) else None)
-            rows = self.personal(block, round_number)
+            rows = self.personal(block, round_number, briefly=True)
             self.keeper.prefetch()
             yield block, rows
 
@@ -275,14 +278,14 @@ class Simulation(Ownership):
                 self.server, _ = play(self.algorithm.round(self.server, cohort), self.exchange(cohort, "adapt"))
             return self._personal(clients, round_number, "adapt personalise")
 
-    def _personal(self, clients: Tensor, round_number: int, purpose: str) -> Rows:
+    def _personal(self, clients: Tensor, round_number: int, purpose: str, briefly: bool = False) -> Rows:
         cohort = self.cohort(clients, round_number)
         message = play(self.algorithm.personalise(self.server, cohort), self.exchange(cohort, purpose))
-        return self._made(clients, message.rows(len(clients)), round_number)
+        return self._made(clients, message.rows(len(clients)), round_number, briefly)
 
-    def _made(self, clients: Tensor, message: Rows, round_number: int) -> Rows:
+    def _made(self, clients: Tensor, message: Rows, round_number: int, briefly: bool = False) -> Rows:
         here = self.engine.here(clients, Call(round_number, "personal"))
-        return self.algorithm.personal(here, self.clients.on_demand(clients), message)
+        return self.algorithm.personal(here, self.clients.on_demand(clients, briefly), message)
 
     def exchange(self, cohort: Cohort, purpose: str) -> Exchange:
         """Give the function that delivers the asks of one round.

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from coterie.errors import AlgorithmError
-from coterie.rows import Rows, put_rows, take_rows
+from coterie.rows import Rows, look_at_rows, put_rows, take_rows
 
 
 class _OnDemand(dict[str, Tensor]):
     """Rows that are gathered when they are looked at: of a state a personal model may need little."""
 
-    def __init__(self, rows: Rows, clients: Tensor) -> None:
+    def __init__(self, rows: Rows, clients: Tensor, take: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__(dict.fromkeys(rows))  # type: ignore[arg-type]
-        self._rows, self._clients = rows, clients
+        self._rows, self._clients, self._take = rows, clients, take
 
     def __getitem__(self, name: str) -> Tensor:
         if super().__getitem__(name) is None:
-            self[name] = take_rows(self._rows[name], self._clients)
+            self[name] = self._take(self._rows[name], self._clients)
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -74,20 +75,22 @@ class ClientStates:
         """
         return {name: take_rows(value, clients) for name, value in self.rows.items()}
 
-    def on_demand(self, clients: Tensor) -> Rows:
+    def on_demand(self, clients: Tensor, briefly: bool = False) -> Rows:
         """Give some clients' state, each name once it is looked at.
 
         Parameters
         ----------
         clients
             Whose.
+        briefly
+            Whether it is read before any state is changed, so that it need not be a copy.
 
         Returns
         -------
         Rows
-            Copies.
+            Rows, which must not be changed where they are looked at ``briefly``.
         """
-        return _OnDemand(self.rows, clients)
+        return _OnDemand(self.rows, clients, look_at_rows if briefly else take_rows)
 
     def scatter(self, clients: Tensor, changes: Rows) -> None:
         """Change some clients' state; the rows that were there before are left as they are.

@@ -15,7 +15,7 @@ from coterie.rows.algebra import (
 from coterie.rows.kept import Kept, chosen_of, repeated
 from coterie.rows.layout import Columns, Layout, Rows, nbytes
 from coterie.rows.shelves import Chosen, OnDevice, Opening, Shelf
-from coterie.rows.taking import put_rows, row_blocks, take_rows
+from coterie.rows.taking import look_at_rows, put_rows, row_blocks, take_rows
 
 __all__ = [
     "Chosen",
@@ -31,6 +31,7 @@ __all__ = [
     "cosines",
     "distances_from",
     "gram",
+    "look_at_rows",
     "mix",
     "nbytes",
     "norms",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from coterie.rows.kept import Kept, chosen_of
@@ -31,6 +32,29 @@ def take_rows(rows: Tensor, index: Tensor) -> Tensor:
     # A row that is wanted several times is brought here once.
     each, place = index.unique(return_inverse=True)
     return rows.pick(chosen_of(rows, each))[place]
+
+
+def look_at_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """Give some rows to be read, and only before any is changed.
+
+    Parameters
+    ----------
+    rows
+        A tensor whose first axis is the client.
+    index
+        Which rows, in an order of its own.
+
+    Returns
+    -------
+    Tensor
+        As :func:`take_rows`; but where these are all rows, in order, and lie in a CPU's memory, the matrix itself.
+    """
+    if rows.is_cuda or index.shape != rows.shape[:1] or not torch.equal(index, torch.arange(len(rows))):
+        return take_rows(rows, index)
+    if not isinstance(rows, Kept):
+        return rows
+    whole = rows.shelf.whole()
+    return take_rows(rows, index) if whole is None or rows.patch is not None else whole
 
 
 def put_rows(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
