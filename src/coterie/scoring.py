@@ -8,14 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from coterie.engines.newest import Newest
 from coterie.engines.simulation import Simulation
 from coterie.engines.store import Split
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_oracle, hybrid_validation
 from coterie.rows import Rows
-
-_JOINT = 64  # combinations of samples of which targets are kept side by side
 
 
 @dataclass(frozen=True)
@@ -45,11 +42,13 @@ class Score:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What the models should give for some clients' samples of a split: the same in every round, so made once."""
+    """What the models should give for some clients' samples: the same in every round, so made once."""
 
+    splits: tuple[Split, ...]  # of which any client has samples
+    here: tuple[Split, ...]  # of which a client has some that is computed in this process
     clients: Tensor  # those that are computed in this process
-    targets: Tensor  # of all their samples, client after client
-    offsets: Tensor  # where each client's samples begin, and the last one's end
+    targets: Tensor  # of all their samples, split after split and client after client
+    offsets: Tensor  # where each client's samples of each split begin, and the last one's end
 
 
 class Scorer:
@@ -82,8 +81,7 @@ class Scorer:
         self.primary = simulation.engine.problem.metrics[0]
         self._everyone = torch.cat([clients, newcomers]).sort().values if len(newcomers) else clients
         self._blocks = simulation.blocks(clients)
-        self._known: dict[tuple[Split, int], _Wanted | None] = {}
-        self._joint: Newest[tuple[int, ...], tuple[tuple[_Wanted, ...], Tensor, Tensor]] = Newest(_JOINT)
+        self._known: dict[int, _Wanted] = {}
 
     def scores(self, round_number: int) -> list[Score]:
         """Evaluate every model on every client's own samples.
@@ -119,40 +117,30 @@ class Scorer:
     def _of(self, model: str, rows: Rows, clients: Tensor, shared: bool = False) -> list[Score]:
         simulation = self.simulation
         names = ("loss", *simulation.engine.problem.metrics)
-        wanted = {split: each for split in self.splits if (each := self._wanted(split, clients)) is not None}
-        if not wanted:
+        wanted = self._wanted(clients)
+        if not wanted.splits:
             return []
         found = simulation.apart(partial(self._values, rows, wanted, shared))
         values = iter(simulation.everyones(found, clients))
-        return [Score(model, split, name, next(values), clients) for split in wanted for name in names]
+        return [Score(model, split, name, next(values), clients) for split in wanted.splits for name in names]
 
-    def _values(self, rows: Rows, wanted: dict[Split, _Wanted], shared: bool) -> Tensor:
+    def _values(self, rows: Rows, wanted: _Wanted, shared: bool) -> Tensor:
         """Give the loss and every metric of each split ``[values, clients]`` for the clients of this process."""
-        engine, mine = self.simulation.engine, next(iter(wanted.values())).clients
+        engine = self.simulation.engine
         metrics, predict = engine.problem.metrics, self.simulation.algorithm.predict
-        out = torch.full(
-            (len(wanted), 1 + len(metrics), len(mine)), torch.nan, dtype=torch.float64, device=engine.device
-        )
-        some = tuple(split for split, each in wanted.items() if len(each.targets))
-        if some:
+        shape = (len(wanted.splits), 1 + len(metrics), len(wanted.clients))
+        out = torch.full(shape, torch.nan, dtype=torch.float64, device=engine.device)
+        if wanted.here:
             # All splits at once, as if a client's samples of one were another client's.
-            outputs = torch.cat(engine.predict_all(predict, rows, mine, some, shared))
-            targets, offsets = self._together(tuple(wanted[split] for split in some))
-            values = [metric_table.segment_mean(engine.problem.loss(outputs, targets).double(), offsets)]
-            values += [metric_table.per_client(name, outputs, targets, offsets).double() for name in metrics]
-            which = [place for place, split in enumerate(wanted) if split in some]
-            out[which] = torch.stack(values).unflatten(1, (len(some), -1)).transpose(0, 1)
+            outputs = torch.cat(engine.predict_all(predict, rows, wanted.clients, wanted.here, shared))
+            losses = engine.problem.loss(outputs, wanted.targets).double()
+            values = [metric_table.segment_mean(losses, wanted.offsets)]
+            values += [
+                metric_table.per_client(name, outputs, wanted.targets, wanted.offsets).double() for name in metrics
+            ]
+            which = [wanted.splits.index(split) for split in wanted.here]
+            out[which] = torch.stack(values).unflatten(1, (len(which), -1)).transpose(0, 1)
         return out.flatten(0, 1)
-
-    def _together(self, wanted: tuple[_Wanted, ...]) -> tuple[Tensor, Tensor]:
-        """Give the targets of several splits end to end, and where each client's samples begin; made once for each."""
-        held = self._joint.get(tuple(map(id, wanted)))
-        if held is None:
-            ends = torch.cat([each.offsets.diff() for each in wanted]).cumsum(0)
-            offsets = torch.cat([ends.new_zeros(1), ends])
-            held = wanted, torch.cat([each.targets for each in wanted]), offsets
-            self._joint[tuple(map(id, wanted))] = held  # with what it was made of, so that their ids stay their own
-        return held[1], held[2]
 
     def _joined(self, parts: list[list[Score]]) -> list[Score]:
         """Put the scores of all blocks of clients together; of a block without samples there are none."""
@@ -167,19 +155,24 @@ class Scorer:
             out.append(Score(*name, torch.cat(values), self.clients))
         return out
 
-    def _wanted(self, split: Split, clients: Tensor) -> _Wanted | None:
-        """Give what is wanted of some clients' samples, ``None`` if none has any; for all of a block made once."""
+    def _wanted(self, clients: Tensor) -> _Wanted:
+        """Give what is wanted of some clients' samples; for all of a block made once."""
         kinds = (*self._blocks, self._everyone, self.newcomers)
-        key = next(((split, number) for number, kind in enumerate(kinds) if kind is clients), None)
+        key = next((number for number, kind in enumerate(kinds) if kind is clients), None)
         if key is not None and key in self._known:
             return self._known[key]
-        engine = self.simulation.engine
-        found = None
-        if bool(engine.sizes[split][clients].any()):
-            mine = self.simulation.mine(clients)
-            sizes = engine.sizes[split][mine]
-            targets = engine.samples.y[engine.samples.flat_index(mine, split)]
-            found = _Wanted(mine, targets, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+        engine, mine = self.simulation.engine, self.simulation.mine(clients)
+        splits = tuple(split for split in self.splits if bool(engine.sizes[split][clients].any()))
+        here = tuple(split for split in splits if bool(engine.sizes[split][mine].any()))
+        index = [engine.samples.flat_index(mine, split) for split in here]
+        ends = torch.cat([engine.sizes[split][mine] for split in here] or [mine.new_zeros(0)]).cumsum(0)
+        found = _Wanted(
+            splits,
+            here,
+            mine,
+            engine.samples.y[torch.cat(index or [mine.new_zeros(0)])],
+            torch.cat([ends.new_zeros(1), ends]),
+        )
         if key is not None:
             self._known[key] = found
         return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,12 +20,12 @@ def _place(count, width, LINES: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _split(
+    count,
+    width,
     rows,
     centre,
     scale,
     parts,
-    count,
-    width,
     rows_each,
     part_each,
     line_each,
@@ -46,13 +48,13 @@ def _split(
 
 @triton.jit
 def _add(
+    count,
+    width,
     sums,
     scale,
     share,
     centre,
     out,
-    count,
-    width,
     sums_each,
     out_each,
     LINES: tl.constexpr,
@@ -64,6 +66,12 @@ def _add(
     part = tl.load(share + line, mask=line < count, other=0.0)[:, None]
     value += part * tl.load(centre + column, mask=column < width, other=0.0)[None, :]
     tl.store(out + (line * out_each)[:, None] + column[None, :], value, mask=inside)
+
+
+def _run(kernel: Any, shape: tuple[int, ...], *arguments: Any, **constants: int) -> None:
+    """Run a kernel over a matrix of so many rows and columns."""
+    grid = (triton.cdiv(shape[1], _COLUMNS), triton.cdiv(shape[0], _LINES))
+    kernel[grid](*shape, *arguments, LINES=_LINES, COLUMNS=_COLUMNS, **constants)
 
 
 def split_centred(rows: Tensor, centre: Tensor, scale: Tensor, parts: Tensor) -> None:
@@ -81,23 +89,9 @@ def split_centred(rows: Tensor, centre: Tensor, scale: Tensor, parts: Tensor) ->
         Where they go, ``[parts, rows, columns]``: the larger parts, what they leave, and the larger parts again; as
         many of these as there is room for.
     """
-    count, width = rows.shape
     assert rows.stride(1) == parts.stride(2) == 1
-    grid = (triton.cdiv(width, _COLUMNS), triton.cdiv(count, _LINES))
-    _split[grid](
-        rows,
-        centre,
-        scale,
-        parts,
-        count,
-        width,
-        rows.stride(0),
-        parts.stride(0),
-        parts.stride(1),
-        PARTS=len(parts),
-        LINES=_LINES,
-        COLUMNS=_COLUMNS,
-    )
+    strides = rows.stride(0), parts.stride(0), parts.stride(1)
+    _run(_split, rows.shape, rows, centre, scale, parts, *strides, PARTS=len(parts))
 
 
 def add_centre(sums: Tensor, scale: Tensor, share: Tensor, centre: Tensor, out: Tensor) -> None:
@@ -116,19 +110,5 @@ def add_centre(sums: Tensor, scale: Tensor, share: Tensor, centre: Tensor, out: 
     out
         Where the result goes.
     """
-    count, width = sums.shape
     assert sums.stride(1) == out.stride(1) == 1
-    grid = (triton.cdiv(width, _COLUMNS), triton.cdiv(count, _LINES))
-    _add[grid](
-        sums,
-        scale,
-        share,
-        centre,
-        out,
-        count,
-        width,
-        sums.stride(0),
-        out.stride(0),
-        LINES=_LINES,
-        COLUMNS=_COLUMNS,
-    )
+    _run(_add, sums.shape, sums, scale, share, centre, out, sums.stride(0), out.stride(0))

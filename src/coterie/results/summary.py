@@ -176,15 +176,6 @@ def _spread(means: pd.Series[float], stds: pd.Series[float], model: str, name: s
 def _by_round(metrics: pd.DataFrame, split: str, metric: str) -> pd.DataFrame:
     """Give a table of rounds by clients, NaN where a client has no value, empty if nothing was recorded."""
     chosen = metrics[(metrics["split"] == split) & (metrics["metric"] == metric)]
-    rounds, clients, values = (chosen[name].to_numpy() for name in ("round", "client", "value"))
-    wide = int((rounds == rounds[0]).sum()) if len(rounds) else 0
-    if wide and len(rounds) % wide == 0:
-        # As it was recorded: the same clients, in increasing order, after each of increasing rounds.
-        by_round, by_client = rounds.reshape(-1, wide), clients.reshape(-1, wide)
-        in_order = (by_round == by_round[:, :1]).all() and (by_client == by_client[0]).all()
-        if in_order and (np.diff(by_round[:, 0]) > 0).all() and (np.diff(by_client[0]) > 0).all():
-            index, columns = pd.Index(by_round[:, 0], name="round"), pd.Index(by_client[0], name="client")
-            return pd.DataFrame(values.reshape(-1, wide), index, columns)
     return chosen.pivot(index="round", columns="client", values="value").sort_index()
 
 

@@ -53,8 +53,7 @@ def look_at_rows(rows: Tensor, index: Tensor) -> Tensor:
         return take_rows(rows, index)
     if not isinstance(rows, Kept):
         return rows
-    whole = rows.shelf.whole()
-    return take_rows(rows, index) if whole is None or rows.patch is not None else whole
+    return take_rows(rows, index) if rows.shelf.whole() is None else rows.dense()
 
 
 def put_rows(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
