@@ -15,7 +15,7 @@ help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## compare four methods on embedded data, in under two minutes
-	@$(BIN)/python -m coterie.demo
+	@$(BIN)/python -m coterie.cli.demo
 
 test: $(READY) ## run the tests, but for those of `make federation`
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 -m "not processes"
@@ -26,7 +26,7 @@ check: $(READY) ## lint, format, types, docstrings, dependency directions, house
 	$(BIN)/mypy
 	$(BIN)/pydoclint --quiet src/coterie
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --quiet tests/test_house.py
+	$(BIN)/python -m pytest --quiet tests/project/test_house.py
 
 # Material announces a MkDocs 2.0 that it will not work with; MkDocs is pinned, so that there is nothing to do about it.
 docs: $(READY) ## build the documentation into site/

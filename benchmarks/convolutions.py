@@ -18,7 +18,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu import DEVICE, median_ms
 
-from coterie.engines.layers import _conv2d_unfold
+from coterie.compute.nets.layers import _conv2d_unfold
 
 SHAPES = {
     "pfl conv1": (50, 10, 3, 32, 32, 3),

@@ -25,14 +25,14 @@ from torch import nn
 
 from coterie import randomness
 from coterie.algorithms.local_training import Minibatches, Optimiser, ProximalTraining
-from coterie.allocation import keep_freed_memory
-from coterie.engines.base import Call
-from coterie.engines.batched import BatchedEngine
-from coterie.engines.loop import LoopEngine
-from coterie.engines.store import Samples
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.engine import Call
+from coterie.compute.loop import LoopEngine
+from coterie.compute.samples import Samples
+from coterie.data.partitions import Ragged
+from coterie.memory import keep_freed_memory
 from coterie.models import build
-from coterie.partitions import Ragged
-from coterie.problems import Problem
+from coterie.models.problem import Problem
 
 SHAPES = {"linear": (1, 28, 28), "mlp": (1, 28, 28), "cnn_pfllib": (1, 28, 28), "cnn_cifar_flame": (3, 32, 32)}
 BARS = {("linear", 10): 6.0, ("mlp", 10): 2.0, ("linear", 50): 4.0, ("mlp", 50): 1.2}

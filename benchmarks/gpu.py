@@ -23,17 +23,17 @@ from typing import Any
 
 import torch
 
-from coterie import matrix_units, randomness
+from coterie import randomness
 from coterie.algorithms import registry
-from coterie.engines.batched import BatchedEngine
-from coterie.engines.loop import LoopEngine
-from coterie.engines.simulation import Simulation
-from coterie.engines.store import Samples
+from coterie.algorithms.server_math.attention import fedacs_weights, fedamp_weights, median_squared_distance
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.loop import LoopEngine
+from coterie.compute.samples import Samples
+from coterie.data.partitions import Ragged
 from coterie.models import build
-from coterie.partitions import Ragged
-from coterie.problems import Problem
-from coterie.rows import cosines, mix, squared_distances
-from coterie.server_math.attention import fedacs_weights, fedamp_weights, median_squared_distance
+from coterie.models.problem import Problem
+from coterie.rows import cosines, matrix_units, mix, squared_distances
+from coterie.simulation.simulation import Simulation
 
 KINDS = ("float32", "tf32", "bf16")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from convolutions import SHAPES
 from gpu import DEVICE, median_ms
 
-from coterie import matrix_units
-from coterie.engines.layers import _conv2d_unfold
+from coterie.compute.nets.layers import _conv2d_unfold
 from coterie.kernels.convolution import Shape, Tiles, convolve, filters_gradient, images_with_filters
+from coterie.rows import matrix_units
 
 CUTS = (
     (128, 64, 32, 4, 3),

@@ -38,16 +38,16 @@ import measuring
 
 from coterie import randomness
 from coterie.algorithms import registry
-from coterie.engines.batched import BatchedEngine
-from coterie.engines.porter import free_memory
-from coterie.engines.simulation import Simulation
-from coterie.engines.store import Samples
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.samples import Samples
+from coterie.data.partitions import Ragged
 from coterie.models import build
-from coterie.partitions import Ragged
-from coterie.problems import Problem
-from coterie.rows import Kept
-from coterie.scoring import Scorer
-from coterie.storage import Checkpoints
+from coterie.models.problem import Problem
+from coterie.rows import ClientMatrix
+from coterie.rows.transfers import free_memory
+from coterie.runs.storage import Checkpoints
+from coterie.simulation.scoring import Scorer
+from coterie.simulation.simulation import Simulation
 
 SIZES = [1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000]
 MATRICES = {"fedacs": 2, "flame": 4}  # with a row of the model's size for every client
@@ -156,8 +156,8 @@ class Playing:
     def end(self, args: argparse.Namespace, scratch: Path, alone: bool) -> dict[str, Any]:
         """Say what was measured; the first rounds, in which buffers are made, do not count."""
         began = time.perf_counter()
-        kept = [value for value in self.simulation.clients.rows.values() if isinstance(value, Kept)]
-        seen = max(len(value.shelf.changed()) for value in kept)
+        kept = [value for value in self.simulation.clients.rows.values() if isinstance(value, ClientMatrix)]
+        seen = max(len(value.backend.changed()) for value in kept)
         row = self.row | {
             "round_s": measuring.spread(self.times[WARM:]),
             "left_to_write_s": time.perf_counter() - began,

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import coterie
-from coterie import comparison
 from coterie.config import read_yaml
+from coterie.studies import comparison
 
 PLANS = Path(__file__).parent / "plans"
 _BLANK = "\u00a0"  # at which no line is broken

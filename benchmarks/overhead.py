@@ -36,15 +36,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import measuring
 
-from coterie import experiment, randomness
-from coterie.allocation import keep_freed_memory
+from coterie import randomness
 from coterie.api import run_config
-from coterie.assembly import assemble
 from coterie.config import ExperimentConfig, from_mapping
-from coterie.engines.simulation import Simulation
-from coterie.experiment import draw_cohort
-from coterie.scoring import Scorer
-from coterie.storage import RunFolder
+from coterie.memory import keep_freed_memory
+from coterie.runs import launch
+from coterie.runs.builder import assemble
+from coterie.runs.launch import draw_cohort
+from coterie.runs.storage import RunFolder
+from coterie.simulation.scoring import Scorer
+from coterie.simulation.simulation import Simulation
 
 METHODS = ("fedavg", "fedacs", "flame")
 REACH = 0.15
@@ -117,7 +118,7 @@ class Clocks:
         (RunFolder, "flush", "records"),
         (RunFolder, "checkpoint", "checkpoints"),
         (RunFolder, "finish", "closing"),
-        (experiment, "begin", "set-up"),
+        (launch, "begin", "set-up"),
     )
 
     def __init__(self) -> None:
@@ -152,9 +153,9 @@ class Clocks:
 def rounds_alone(config: ExperimentConfig) -> list[Spent]:
     """Play all rounds and nothing else, and give what each took; the set-up is not timed."""
     parts = assemble(config)
-    trainers = parts.world.roles.trainers
+    trainers = parts.population.roles.trainers
     taken = []
-    with experiment.threads(config.threads):
+    with launch.threads(config.threads):
         for number in range(1, config.rounds + 1):
             began = now()
             parts.simulation.play_round(draw_cohort(config.seed, number, trainers, config.participation), number)

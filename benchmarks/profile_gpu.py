@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu import DEVICE, randomness, samples_of, simulation, synchronise
 
-from coterie.engines import batched, recorded
-from coterie.engines.base import Engine
+from coterie.compute import batched, cuda_graphs
+from coterie.compute.engine import Engine
 
 
 def kernels(title: str, simulated: Any, cohort: int, top: int) -> None:
@@ -49,8 +49,8 @@ def kernels(title: str, simulated: Any, cohort: int, top: int) -> None:
 
     places = [
         (batched, "make_schedule"),
-        (recorded.Recording, "play"),
-        (recorded.Recording, "_load"),
+        (cuda_graphs.Recording, "play"),
+        (cuda_graphs.Recording, "_load"),
         (type(simulated.engine), "run"),
         (type(simulated.clients), "scatter"),
         (type(simulated.clients), "gather"),

@@ -24,7 +24,7 @@ from rivals import Federation, Work
 from rivals.ours import Ours
 from rivals.plain import PlainLoop
 
-from coterie.allocation import keep_freed_memory
+from coterie.memory import keep_freed_memory
 
 START = Work("mlp", (1, 28, 28), (50,) * 20, 20, 10)
 LADDERS = {

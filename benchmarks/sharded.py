@@ -34,10 +34,10 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 import measuring
 
-from coterie.assembly import assemble
 from coterie.config import ExperimentConfig, from_mapping
-from coterie.engines.simulation import Simulation
-from coterie.ranks import Ranks
+from coterie.rows.distributed import Ranks
+from coterie.runs.builder import assemble
+from coterie.simulation.simulation import Simulation
 
 METHODS = ("fedavg", "fedacs", "flame")
 WARM = 1

@@ -42,7 +42,7 @@ from rivals import Federation, Work, flower, pfl_research
 from rivals.ours import Ours
 from rivals.plain import PlainLoop
 
-from coterie.allocation import keep_freed_memory
+from coterie.memory import keep_freed_memory
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 CPU = {

@@ -15,9 +15,9 @@ from torch import Tensor
 from coterie import api
 from coterie.config import ExperimentConfig, from_mapping
 from coterie.errors import Interrupted
-from coterie.experiment import Experiment
 from coterie.results import Result
-from coterie.storage import Checkpoint, RunFolder
+from coterie.runs.launch import Experiment
+from coterie.runs.storage import Checkpoint, RunFolder
 from tests.conformance_table import TABLE
 
 SMALL: dict[str, Any] = {

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from coterie import randomness
 from coterie.algorithms import registry
 from coterie.algorithms.base import Algorithm
-from coterie.engines.base import Call, Engine
-from coterie.engines.batched import BatchedEngine
-from coterie.engines.loop import LoopEngine
-from coterie.engines.simulation import Simulation
-from coterie.engines.store import Samples
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.engine import Call, Engine
+from coterie.compute.loop import LoopEngine
+from coterie.compute.samples import Samples
+from coterie.data.partitions import Ragged, Shares
 from coterie.models import build
-from coterie.partitions import Ragged, Shares
-from coterie.problems import Problem
+from coterie.models.problem import Problem
+from coterie.simulation.simulation import Simulation
 
 DEVICE = torch.device(os.environ.get("COTERIE_TEST_DEVICE", "cpu"))  # the promises are the same on every device
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from coterie.config import ExperimentConfig, from_mapping, from_yaml, read_yaml
 from coterie.errors import ConfigError, UnknownName
-from coterie.spec import allowed, make
+from coterie.options import allowed, make
 from tests.small_runs import OWN
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -12,11 +12,11 @@ from torch import Tensor
 from coterie import randomness
 from coterie.algorithms import registry
 from coterie.algorithms.base import Ask, Cohort, Minibatches, Replies
-from coterie.engines.base import Call
-from coterie.engines.batched import BatchedEngine
-from coterie.engines.simulation import Simulation
-from coterie.engines.store import Samples
-from coterie.partitions import Ragged
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.engine import Call
+from coterie.compute.samples import Samples
+from coterie.data.partitions import Ragged
+from coterie.simulation.simulation import Simulation
 from tests.conformance_table import TABLE, Row
 from tests.support import DEVICE, classification, everyone, simulate, small_model
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie.assembly import assemble
 from coterie.config import from_mapping
-from coterie.data.catalogue import SOURCES
-from coterie.data.fetch import status_of
+from coterie.data.download import status_of
+from coterie.data.registry import SOURCES
+from coterie.runs.builder import assemble
 
 pytestmark = [
     pytest.mark.realdata,

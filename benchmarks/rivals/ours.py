@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import registry
-from coterie.engines.batched import BatchedEngine
-from coterie.engines.simulation import Simulation
-from coterie.engines.store import Samples
-from coterie.partitions import Ragged
-from coterie.problems import Problem
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.samples import Samples
+from coterie.data.partitions import Ragged
+from coterie.models.problem import Problem
+from coterie.simulation.simulation import Simulation
 from rivals import CLASSES, Federation, InProcess
 
 

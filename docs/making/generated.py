@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 import click
 import typer
 
-from coterie import attacks, data, models, partitions
+from coterie import data, models
 from coterie.algorithms import LocalTraining, registry
 from coterie.algorithms.base import Algorithm
 from coterie.cli.app import app
 from coterie.config import ExperimentConfig
+from coterie.data import partitions
 from coterie.evaluation import METRICS
-from coterie.spec import allowed, plain
+from coterie.options import allowed, plain
+from coterie.simulation import attacks
 
 
 def table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

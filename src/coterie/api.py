@@ -9,17 +9,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie import experiment
-from coterie.algorithms import registry
-from coterie.assembly import roles
 from coterie.config import ExperimentConfig, from_mapping
-from coterie.errors import CoterieError, Interrupted, RunFolderError
+from coterie.errors import CoterieError, Interrupted
 from coterie.evaluation import metrics as metric_table
-from coterie.experiment import Experiment, Watcher
-from coterie.ranks import first
 from coterie.results import Result, summarise
-from coterie.results.progress import progress_bar
-from coterie.tracking import Telling, Track, Tracker, make_all
+from coterie.rows.distributed import first
+from coterie.runs import launch
+from coterie.runs.launch import Experiment, Watcher
+from coterie.runs.progress import progress_bar
+from coterie.tracking import Track, Tracker, TrackerObserver, make_all
 
 
 def run(
@@ -93,13 +91,13 @@ def run_config(
     Result
         The run.
     """
-    ranks = experiment.ranks_for(config.engine)
+    ranks = launch.ranks_for(config.engine)
     with contextlib.ExitStack() as on_failure:
         path = ranks.told(lambda: Path(out) if out is not None else _new_folder(config))
         if out is None and ranks.leads:
             on_failure.callback(_remove_if_empty, path)
         trackers = ranks.together(lambda: make_all(track, new=path) if ranks.leads else [])
-        playing = experiment.begin(config, path, _folder(data_dir), ranks)
+        playing = launch.begin(config, path, _folder(data_dir), ranks)
         on_failure.pop_all()
     return _finish(playing, progress, trackers)
 
@@ -130,7 +128,7 @@ def resume(
         The run.
     """
     trackers = make_all(track) if first() else []
-    return _finish(experiment.resume(Path(path), _folder(data_dir)), progress, trackers)
+    return _finish(launch.resume(Path(path), _folder(data_dir)), progress, trackers)
 
 
 def load(path: str | os.PathLike[str]) -> Result:
@@ -147,42 +145,6 @@ def load(path: str | os.PathLike[str]) -> Result:
         The run, finished or not.
     """
     return Result(path)
-
-
-def so_far(result: Result) -> dict[str, Any]:
-    """Sum up a run that is not finished, from what it has recorded.
-
-    Parameters
-    ----------
-    result
-        The run.
-
-    Returns
-    -------
-    dict
-        A summary as of a finished run; ``rounds`` is the last round on the disk.
-
-    Raises
-    ------
-    RunFolderError
-        If nothing has been recorded yet.
-    """
-    config, metrics = from_mapping(result.config), result.metrics
-    measured = metrics.loc[(metrics["split"] == "test") & (metrics["metric"] != "loss"), "metric"]
-    if measured.empty:
-        raise RunFolderError(f"the run in {result.path} has recorded nothing yet: `coterie resume {result.path}`")
-    metric = config.metrics[0] if config.metrics else str(measured.iloc[0])
-    return summarise(
-        metrics,
-        algorithm=registry.get(config.algorithm).name,
-        seed=config.seed,
-        rounds=int(metrics["round"].max()),
-        seconds=float(result.timings.drop(columns="round").to_numpy().sum()),
-        metric=metric,
-        higher_is_better=metric_table.get(metric).higher_is_better,
-        clients=roles(config).honest,
-        privacy=config.privacy,
-    )
 
 
 def _folder(path: str | os.PathLike[str] | None) -> Path | None:
@@ -207,20 +169,20 @@ def _remove_if_empty(path: Path) -> None:
 
 def _finish(playing: Experiment, progress: bool | Watcher, trackers: Sequence[Tracker] = ()) -> Result:
     config, scorer, algorithm = playing.config, playing.scorer, playing.simulation.algorithm
-    honest = playing.parts.world.roles.honest
+    honest = playing.parts.population.roles.honest
     if not playing.leads:  # another process tells and shows
         progress, trackers = False, ()
     with (
         _located(playing),
         playing.folder as folder,
-        Telling(trackers, folder, playing.completed, honest, scorer.primary) as telling,
+        TrackerObserver(trackers, folder, playing.completed, honest, scorer.primary) as observer,
     ):
         with (
             progress_bar(algorithm.title, config.rounds, playing.completed, progress)
             if isinstance(progress, bool)
             else contextlib.nullcontext(progress)
         ) as watch:
-            playing.run(_both(telling.round, watch))
+            playing.run(_both(observer.round, watch))
 
         def close() -> None:
             summary = summarise(
@@ -235,7 +197,7 @@ def _finish(playing: Experiment, progress: bool | Watcher, trackers: Sequence[Tr
                 privacy=config.privacy,
             )
             folder.finish(summary)
-            telling.end(summary)
+            observer.end(summary)
 
         playing.conclude(close)
         return Result(folder.path)

@@ -11,11 +11,14 @@ import torch
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from coterie import attacks, partitions, privacy, problems, spec
+from coterie import options
 from coterie.algorithms import registry
-from coterie.data.catalogue import SOURCES
+from coterie.data import partitions
+from coterie.data.registry import SOURCES
 from coterie.errors import ConfigError, UnknownName
 from coterie.evaluation import metrics as metric_table
+from coterie.models import problem
+from coterie.simulation import attacks, privacy
 
 SHORTHANDS = ("local_epochs", "batch_size", "lr")
 """Algorithm settings that have an option of their own on the command line."""
@@ -177,14 +180,14 @@ def from_mapping(values: Mapping[str, Any]) -> ExperimentConfig:
             raise UnknownName("setting", str(name), [*ExperimentConfig.model_fields, *SHORTHANDS])
     if isinstance(values.get("attack"), str):
         attacks.parse(values["attack"])
-    config = spec.make(ExperimentConfig, values, "experiment")
+    config = options.make(ExperimentConfig, values, "experiment")
     registry.make(config.algorithm, config.settings)
     if config.matrix and not method.has_personal:
         raise ConfigError(f"matrix=true measures personal models, and {method.title} has none")
     for metric in config.metrics:
         metric_table.get(metric)
-    if config.loss is not None and config.loss not in problems.LOSSES and not config.loss.startswith(IMPORT):
-        raise UnknownName("loss", config.loss, [*problems.LOSSES, f"{IMPORT}module:function"])
+    if config.loss is not None and config.loss not in problem.LOSSES and not config.loss.startswith(IMPORT):
+        raise UnknownName("loss", config.loss, [*problem.LOSSES, f"{IMPORT}module:function"])
     places = {
         "data": _with_absolute_paths(config.data),
         "partition": partitions.parse(config.partition).text(),
@@ -215,7 +218,7 @@ def _gathered(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _with_absolute_paths(text: str) -> str:
-    source = spec.resolve("data set", text, SOURCES)
+    source = options.resolve("data set", text, SOURCES)
     paths = {name: value.expanduser().absolute() for name, value in source if isinstance(value, Path)}
     return source.model_copy(update=paths).text()
 

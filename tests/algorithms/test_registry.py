@@ -13,7 +13,7 @@ from coterie.algorithms import registry
 from coterie.algorithms.base import Algorithm
 from coterie.algorithms.fedavg import FedAvg
 from coterie.errors import ConfigError, UnknownName
-from coterie.spec import allowed
+from coterie.options import allowed
 from tests.small_runs import OWN
 
 

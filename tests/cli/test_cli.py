@@ -15,12 +15,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from coterie import __version__, api, experiment
+from coterie import __version__, api
 from coterie.algorithms import registry
 from coterie.cli import main
 from coterie.config import ExperimentConfig
-from coterie.engines.simulation import Simulation
 from coterie.results import Result
+from coterie.runs import launch
+from coterie.simulation.simulation import Simulation
 from tests.small_runs import FAR_TOO_FAST, OWN, SMALL
 
 
@@ -250,7 +251,7 @@ def test_an_interrupt_before_the_first_round(coterie: Coterie, monkeypatch: pyte
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "assemble", stopped)
+    monkeypatch.setattr(launch, "assemble", stopped)
     said = coterie("run", "fedacs", *OPTIONS)
     assert said == (130, "", "interrupted before the first round: there is nothing to keep\n")
     assert not any(Path("runs").iterdir())

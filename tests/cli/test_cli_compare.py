@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coterie.cli.app import app
-from coterie.comparison import make_plan
 from coterie.errors import ConfigError, CoterieError
+from coterie.studies.comparison import make_plan
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "a number without --seeds": (["fedavg", "10"], "'10' is no method: give seeds as --seeds 10"),

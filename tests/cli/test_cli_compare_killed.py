@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from coterie.comparison import Plan, compare, make_plan
 from coterie.errors import RunFolderError
-from coterie.storage import lock_folder
+from coterie.runs.storage import lock_folder
+from coterie.studies.comparison import Plan, compare, make_plan
 from tests.small_runs import SMALL
 
 ROUNDS = 150  # more than fit between the first checkpoint and the signal

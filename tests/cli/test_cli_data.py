@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from coterie import data
-from coterie.assembly import make_world
 from coterie.config import from_mapping
+from coterie.runs.builder import make_population
 from tests.cli.test_cli import FAST, OPTIONS, Coterie, coterie
 
 __all__ = ["coterie"]  # the fixture
@@ -72,12 +72,15 @@ def test_partition_show_is_what_a_run_would_deal(coterie: Coterie) -> None:
         {"algorithm": "fedavg", "data": "digits", "partition": "dirichlet:0.5", "clients": 6, "seed": 3}
         | {"scarcity": 30, "validation": 0.2, "test_fraction": 0.3, "max_test": 9}
     )
-    world = make_world(config)
-    counts = world.shares.counts(world.dataset.y, 10)
+    population = make_population(config)
+    counts = population.shares.counts(population.dataset.y, 10)
     rows = [line.split() for line in said.out.splitlines() if re.match(r" +\d+ ", line)]
     assert len(rows) == 6
     for client, row in enumerate(rows):
-        sizes = [int(part.sizes[client]) for part in (world.shares.train, world.shares.validation, world.shares.test)]
+        sizes = [
+            int(part.sizes[client])
+            for part in (population.shares.train, population.shares.validation, population.shares.test)
+        ]
         wanted = [client, *sizes, *counts[client].tolist()]
         assert [0 if cell == "·" else int(cell) for cell in row] == wanted
 

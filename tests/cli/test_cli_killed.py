@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from coterie import api, experiment, randomness
+from coterie import api, randomness
 from coterie.config import from_mapping
+from coterie.runs import launch
 from tests.small_runs import SMALL, assert_same_end, last_state
 
 ROUNDS = 300  # more than fit between the first checkpoint and the signal
@@ -23,7 +24,7 @@ COMMAND = [sys.executable, "-W", "ignore", "-c", "from coterie.cli import main; 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("whole") / "run"
-    api._finish(experiment.begin(from_mapping({"algorithm": "fedamp", "local_epochs": 1, **LONG}), path), False)
+    api._finish(launch.begin(from_mapping({"algorithm": "fedamp", "local_epochs": 1, **LONG}), path), False)
     return path
 
 

@@ -19,8 +19,8 @@ import pytest
 from coterie import data
 from coterie.data.archives import Download
 from coterie.data.cifar import Cifar10
+from coterie.data.download import unpack
 from coterie.data.emnist import Emnist
-from coterie.data.fetch import unpack
 from coterie.data.mnist import FILES, Mnist
 from coterie.errors import ConfigError, DataError, UnknownName
 

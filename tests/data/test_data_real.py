@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from coterie import data
-from coterie.data.catalogue import SOURCES
-from coterie.data.fetch import status_of
-from coterie.partitions import share_out
+from coterie.data.download import status_of
+from coterie.data.partitions import share_out
+from coterie.data.registry import SOURCES
 
 pytestmark = [
     pytest.mark.realdata,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BeforeValidator, Field
 
 from coterie.errors import ConfigError, UnknownName
-from coterie.spec import Spec, resolve
+from coterie.options import Spec, resolve
 
 
 class Thing(Spec):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigError, PartitionError
-from coterie.evaluation import matrix as m
+from coterie.evaluation import accuracy_matrix as m
 
 
 def random_matrix(clients: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

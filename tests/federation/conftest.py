@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from coterie.federation import agreement
-from coterie.federation.worlds import load_own
+from coterie.federation.party_data import load_own
 from tests.federation.grid import Local, LocalGrid
 
 TUTORIALS = "fedacs"

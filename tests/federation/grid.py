@@ -15,18 +15,18 @@ from torch import Tensor
 
 from coterie import data
 from coterie.api import run
-from coterie.assembly import assemble
+from coterie.compute.engine import Call
 from coterie.config import from_mapping
 from coterie.data import Dataset
-from coterie.engines.base import Call
-from coterie.engines.simulation import Simulation
-from coterie.engines.transport import Failure
+from coterie.data.partitions import share_out
 from coterie.federation.agreement import Agreement, Member, Schema
 from coterie.federation.node import Node
-from coterie.federation.state import NodeState
-from coterie.partitions import share_out
+from coterie.federation.node_state import NodeState
+from coterie.federation.transport import Failure
 from coterie.rows import Rows
-from coterie.storage import RunFolder
+from coterie.runs.builder import assemble
+from coterie.runs.storage import RunFolder
+from coterie.simulation.simulation import Simulation
 from tests.small_runs import Killed
 
 Fault = Callable[[bytes, bytes], bytes | Failure | None]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.engines.flower import processes
+from coterie.federation.flower import processes
 
 PATIENCE = 600.0  # seconds: the machine may be busy with other work
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from coterie.data import Dataset
+from coterie.data.partitions import share_out
 from coterie.errors import ConfigError, DataError
 from coterie.federation import agreement
-from coterie.federation.worlds import load_own, own_world
-from coterie.partitions import share_out
+from coterie.federation.party_data import load_own, own_population
 from tests.federation.grid import make_agreement, parts
 
 TEXT = """
@@ -88,7 +88,7 @@ def test_a_node_splits_its_samples_as_a_simulation_would() -> None:
     )
     offset = 0
     for client, mine in enumerate(datasets):
-        alone = own_world(mine, client, config).shares
+        alone = own_population(mine, client, config).shares
         for split in ("train", "validation", "test"):
             ours, theirs = getattr(alone, split), getattr(together, split)
             assert torch.equal(ours[client] + offset, theirs[client])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from coterie.federation.coordinator import Plan, serve
+from coterie.federation.server import Plan, serve
 from tests.federation.grid import compare, make_federation, metrics_of, node_rows, simulated, states
 
 
@@ -69,10 +69,10 @@ def test_a_node_keeps_its_own_model_and_the_server_none_of_it(tmp_path: Path) ->
 
 
 def _names(local: Any) -> list[str]:
-    from coterie.federation.worlds import blank_world, engine_of
+    from coterie.federation.party_data import blank_population, engine_of
 
-    world = blank_world(local.agreement, {split: [1] * 3 for split in ("train", "validation", "test")})
-    return list(engine_of(local.agreement.experiment("flame", {}), world).net.layout.names)
+    population = blank_population(local.agreement, {split: [1] * 3 for split in ("train", "validation", "test")})
+    return list(engine_of(local.agreement.experiment("flame", {}), population).net.layout.names)
 
 
 def test_evaluation_rides_on_training_exchanges(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from coterie.engines.base import Call
-from coterie.engines.transport import Failure
+from coterie.compute.engine import Call
 from coterie.errors import ConfigError, RunFolderError
-from coterie.federation import events
-from coterie.federation.coordinator import FederatedExperiment, Plan, serve
 from coterie.federation.node import Node
+from coterie.federation.server import FederatedExperiment, Plan, serve
+from coterie.federation.transport import Failure
 from coterie.federation.wire import pack, unpack
+from coterie.runs.storage import events
 from tests.federation.grid import Dying, Fault, Local, LocalGrid, equal, make_federation, node_rows, reference, states
 from tests.small_runs import Killed
 

@@ -18,9 +18,9 @@ from coterie.cli import federate
 from coterie.cli.app import app
 from coterie.errors import ConfigError, CoterieError, RunFolderError
 from coterie.federation.agreement import Schema
-from coterie.federation.coordinator import Plan, serve
-from coterie.federation.watching import Watch
-from coterie.federation.wire_table import lines
+from coterie.federation.monitor import Watch
+from coterie.federation.schema_table import lines
+from coterie.federation.server import Plan, serve
 from tests.federation.grid import LocalGrid, make_federation
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "coterie"

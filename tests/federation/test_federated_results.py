@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from coterie import report
-from coterie.federation import events
 from coterie.federation.agreement import Promise
-from coterie.federation.coordinator import Plan, serve
-from coterie.results import Result
+from coterie.federation.server import Plan, serve
+from coterie.results import Result, report
+from coterie.runs.storage import events
 from tests.federation.grid import make_federation
 
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from coterie.cli.app import app
 from coterie.cli.federate import _placed
 from coterie.errors import ConfigError, RunFolderError, UnknownName
-from coterie.federation import events
-from coterie.federation.coordinator import FederatedExperiment, Plan, serve
+from coterie.federation.server import FederatedExperiment, Plan, serve
 from coterie.results import Result
+from coterie.runs.storage import events
 from coterie.tracking.tensorboard import TensorBoard
 from tests.federation.grid import Dying, make_federation
 from tests.small_runs import Killed
@@ -85,7 +85,7 @@ def test_after_a_kill_at_the_very_end_the_last_round_is_told_again(
         raise Killed
 
     with monkeypatch.context() as kill, pytest.raises(Killed):
-        kill.setattr("coterie.federation.coordinator.summarise", die)
+        kill.setattr("coterie.federation.server.summarise", die)
         serve(local.agreement, local.grid, PLAN, tmp_path / "run")
     local.restart()
     serve(local.agreement, local.grid, PLAN, tmp_path / "run")

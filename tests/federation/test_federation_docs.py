@@ -14,8 +14,8 @@ from coterie.algorithms import registry
 from coterie.cli.federate import app
 from coterie.federation.agreement import Promise
 from coterie.federation.project import NodeConfig
-from coterie.federation.wire_table import lines
-from coterie.privacy import Privacy
+from coterie.federation.schema_table import lines
+from coterie.simulation.privacy import Privacy
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
 

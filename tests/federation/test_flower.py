@@ -14,9 +14,10 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
 import coterie
-from coterie.engines.flower import pki, processes
-from coterie.engines.flower.control import Control
-from coterie.federation import events, project
+from coterie.federation import project
+from coterie.federation.flower import certificates, processes
+from coterie.federation.flower.control import Control
+from coterie.runs.storage import events
 from tests.federation.conftest import OTHERS, ROUNDS, TUTORIALS, Followed, local_view
 from tests.federation.grid import compare
 from tests.federation.running import PATIENCE, flwr
@@ -67,10 +68,10 @@ def test_only_nodes_with_a_registered_key_and_tls_come_in(
 ) -> None:
     folder = followed.federation.folder
     ca, address = folder / "server" / "ca.crt", f"127.0.0.1:{followed.port}"
-    pki.make_node_key(tmp_path, "stranger")
+    certificates.make_node_key(tmp_path, "stranger")
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    pki.make_authority(foreign)
+    certificates.make_authority(foreign)
     own = folder / "nodes" / followed.members[0] / "node.key"
     attempts = {
         "unregistered": processes.supernode(address, ca, tmp_path / "node.key", processes.free_port()),

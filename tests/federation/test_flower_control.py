@@ -23,9 +23,9 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.control import control_handlers
 
-from coterie.engines.flower import control, pki
-from coterie.engines.flower.control import Control
 from coterie.errors import ConfigError
+from coterie.federation.flower import certificates, control
+from coterie.federation.flower.control import Control
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # of Flower's migrations
 
@@ -74,7 +74,7 @@ def keys(tmp_path: Path, *names: str) -> dict[str, str]:
     found = {}
     for name in names:
         (tmp_path / name).mkdir()
-        found[name] = pki.make_node_key(tmp_path / name, name)
+        found[name] = certificates.make_node_key(tmp_path / name, name)
     return found
 
 
@@ -132,6 +132,6 @@ def test_what_an_earlier_server_left_is_stopped(tmp_path: Path, monkeypatch: pyt
 
 def test_a_server_that_is_not_running_is_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
-    pki.make_authority(tmp_path / "inside")
+    certificates.make_authority(tmp_path / "inside")
     with pytest.raises(ConfigError, match=r"the SuperLink at 127.0.0.1:1 does not answer: is the server running\?"):
         Control(tmp_path, 1).statuses()

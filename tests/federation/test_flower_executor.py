@@ -24,9 +24,9 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 
-from coterie.engines.flower import executor
-from coterie.engines.flower.blocks import content_of
-from coterie.engines.flower.executor import Executor
+from coterie.federation.flower import executor
+from coterie.federation.flower.executor import Executor
+from coterie.federation.flower.messages import content_of
 
 
 class Offer:

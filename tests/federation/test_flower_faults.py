@@ -15,10 +15,10 @@ from torch import Tensor
 
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
-from coterie.engines.base import Call
-from coterie.federation import events
-from coterie.federation.state import NodeState
+from coterie.compute.engine import Call
+from coterie.federation.node_state import NodeState
 from coterie.results import Result
+from coterie.runs.storage import events
 from tests.federation.conftest import Followed, local_view
 from tests.federation.grid import equal, node_rows, reference, states
 from tests.federation.running import PATIENCE, wait_until

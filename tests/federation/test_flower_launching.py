@@ -29,8 +29,8 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.servicer.runtime import runtime_handlers
 from flwr.supernode.nodestate import NodeStateFactory
 
-from coterie.engines.flower import launching, processes
-from coterie.engines.flower.launching import Launcher
+from coterie.federation.flower import launcher, processes
+from coterie.federation.flower.launcher import Launcher
 
 RUN = 7
 
@@ -106,7 +106,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     monkeypatch.setattr(in_memory_corestate, "now", found.now)
-    monkeypatch.setattr(launching, "time", SimpleNamespace(monotonic=found))
+    monkeypatch.setattr(launcher, "time", SimpleNamespace(monotonic=found))
     return found
 
 

@@ -19,8 +19,9 @@ import yaml
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
 from coterie import randomness
-from coterie.federation import events, project
+from coterie.federation import project
 from coterie.results import Result
+from coterie.runs.storage import events
 from tests.federation.conftest import TUTORIAL
 from tests.federation.machines import SCAN, Switch, need_machines
 from tests.federation.running import PATIENCE, Federation, coterie, wait_until

@@ -19,9 +19,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: these tests need cote
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from coterie.engines.flower import apps, processes
-from coterie.engines.flower.blocks import block_of, content_of
 from coterie.federation import project
+from coterie.federation.flower import apps, processes
+from coterie.federation.flower.messages import block_of, content_of
 
 
 def test_nobody_but_this_machine_reaches_the_superlink(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_project_says_what_to_replace(tmp_path: Path) -> None:
 PARENT = """
 import sys, time
 from pathlib import Path
-from coterie.engines.flower import processes
+from coterie.federation.flower import processes
 child = processes.start([sys.executable, "-S", "-c", "import time; time.sleep(600)"], {}, Path(sys.argv[1]))
 print(child.pid, flush=True)
 time.sleep(600)

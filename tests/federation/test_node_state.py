@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coterie.errors import CheckpointError
-from coterie.federation.state import NodeState
+from coterie.federation.node_state import NodeState
 from coterie.federation.wire import Rejected
 from coterie.rows import Rows
 

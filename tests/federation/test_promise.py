@@ -14,14 +14,14 @@ from pydantic import ValidationError
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: these tests need coterie[privacy]")
 
 from coterie.errors import CheckpointError
-from coterie.federation import events
 from coterie.federation.agreement import Promise
-from coterie.federation.coordinator import Plan, serve
-from coterie.federation.ledger import FILE, KEY, Ledger
 from coterie.federation.node import Node
+from coterie.federation.privacy_ledger import FILE, KEY, Ledger
+from coterie.federation.server import Plan, serve
 from coterie.federation.wire import Rejected, pack, unpack
-from coterie.privacy import Privacy
 from coterie.results import Result
+from coterie.runs.storage import events
+from coterie.simulation.privacy import Privacy
 from tests.federation.grid import Local, equal, make_federation, node_rows, simulated, states
 
 LIMIT = 2**30

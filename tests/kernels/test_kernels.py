@@ -12,15 +12,16 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'coterie[kernels]'")
 
-from coterie import kernels, matrix_units, models, randomness
+from coterie import kernels, models, randomness
 from coterie.algorithms.base import Batch
-from coterie.engines.nets import ModuleNet, StackedNet
+from coterie.compute.nets.row_nets import ModuleNet, StackedNet
 from coterie.kernels import convolution, linear
 from coterie.kernels.convolution import Shape, convolve
 from coterie.kernels.dropping import Draw, drop
 from coterie.kernels.pooling import pool
 from coterie.kernels.splitting import add_centre, split_centred
-from coterie.problems import Problem, StreamDropout
+from coterie.models.problem import Problem, StreamDropout
+from coterie.rows import matrix_units
 from tests.support import DEVICE
 
 FLOAT32 = 2e-6

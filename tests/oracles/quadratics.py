@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.engines.store import Samples
+from coterie.compute.samples import Samples
 from coterie.randomness import stream
 from tests.support import samples_of
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie import randomness
-from coterie.engines.loop import LoopEngine
-from coterie.engines.simulation import Simulation
-from coterie.engines.store import Samples
+from coterie.compute.loop import LoopEngine
+from coterie.compute.samples import Samples
+from coterie.simulation.simulation import Simulation
 from tests.support import linear_regression, samples_of, simulate
 
 Array = NDArray[np.float64]

@@ -11,8 +11,8 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from coterie.algorithms import registry
-from coterie.engines.simulation import Simulation
 from coterie.errors import ConfigError
+from coterie.simulation.simulation import Simulation
 from tests.oracles.regression import Recorder, gradient, points, quadratics, regress, row, some
 from tests.support import classification, everyone, play, simulate, small_model
 

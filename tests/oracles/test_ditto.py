@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from coterie.algorithms import registry
-from coterie.engines.simulation import Simulation
 from coterie.errors import ConfigError
+from coterie.simulation.simulation import Simulation
 from tests.oracles.regression import Recorder, gradient, points, quadratics, regress, row, some
 from tests.support import classification, play, simulate, small_model
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from coterie.algorithms import registry
 from coterie.algorithms.base import Weights
-from coterie.engines.simulation import Simulation
-from coterie.engines.store import Samples
-from coterie.problems import Problem
+from coterie.compute.samples import Samples
+from coterie.models.problem import Problem
+from coterie.simulation.simulation import Simulation
 from tests.oracles.regression import Array, Recorder, gradient, points, quadratics, row, some
 from tests.support import ENGINES, classification, everyone, play, samples_of, simulate, small_model
 

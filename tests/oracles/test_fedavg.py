@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.engines.simulation import Simulation
+from coterie.simulation.simulation import Simulation
 from tests.oracles.regression import Array, Recorder, gradient, points, quadratics, regress, row, some
 from tests.support import classification, everyone, play, samples_of, simulate, small_model
 

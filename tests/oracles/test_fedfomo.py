@@ -14,10 +14,10 @@ from torch import Tensor
 from coterie.algorithms import registry
 from coterie.algorithms.base import Cohort, Weights
 from coterie.algorithms.fedfomo import FedFomo
-from coterie.engines.base import Call
-from coterie.engines.simulation import Simulation
+from coterie.compute.engine import Call
 from coterie.randomness import stream
 from coterie.rows import Layout
+from coterie.simulation.simulation import Simulation
 from tests.support import everyone, linear_regression, play, samples_of, simulate
 
 FEATURES = 3

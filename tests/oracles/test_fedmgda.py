@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coterie.algorithms.base import Weights
-from coterie.engines.base import Call
-from coterie.engines.simulation import Simulation
+from coterie.compute.engine import Call
+from coterie.simulation.simulation import Simulation
 from tests.oracles.quadratics import Array, Quadratics, shortest
 from tests.support import everyone, linear_regression, play, simulate
 

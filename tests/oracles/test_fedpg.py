@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coterie.algorithms.base import Info, Weights
-from coterie.engines.base import Call
-from coterie.engines.simulation import Simulation
+from coterie.algorithms.server_math.fairness import fairness_coefficients
+from coterie.compute.engine import Call
 from coterie.errors import ConfigError
 from coterie.randomness import stream
-from coterie.server_math.fairness import fairness_coefficients
+from coterie.simulation.simulation import Simulation
 from tests.oracles.fedpg_by_hand import ByHand, Played, fairness_gradient, unfairness
 from tests.oracles.quadratics import Array, Quadratics
 from tests.support import classification, everyone, linear_regression, play, simulate, small_model

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from coterie.algorithms.base import Ask, Cohort, Replies
-from coterie.engines.base import Call
-from coterie.engines.simulation import Simulation
+from coterie.compute.engine import Call
 from coterie.errors import ModelError
 from coterie.models import Network, build
 from coterie.randomness import stream, torch_stream
+from coterie.simulation.simulation import Simulation
 from tests.support import everyone, linear_regression, play, samples_of, simulate
 
 FEATURES, WIDTH = 4, 2

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.engines.base import Call
-from coterie.engines.simulation import Simulation
+from coterie.compute.engine import Call
 from coterie.errors import ModelError
 from coterie.models import Network
 from coterie.randomness import stream, torch_stream
+from coterie.simulation.simulation import Simulation
 from tests.support import classification, everyone, play, samples_of, simulate, small_model
 
 FEATURES, WIDTH, CLASSES = 4, 3, 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.engines.base import Call
+from coterie.compute.engine import Call
 from coterie.randomness import stream
 from tests.oracles.quadratics import Quadratics
 from tests.support import classification, everyone, linear_regression, play, samples_of, simulate, small_model

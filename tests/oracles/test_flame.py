@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import registry
-from coterie.engines.simulation import Simulation
-from coterie.engines.store import Samples
+from coterie.compute.samples import Samples
 from coterie.errors import ConfigError
+from coterie.simulation.simulation import Simulation
 from tests.oracles.regression import Array, Recorder, gradient, points, quadratics, regress, row, some
 from tests.support import classification, everyone, play, simulate, small_model
 

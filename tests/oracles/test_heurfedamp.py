@@ -10,9 +10,9 @@ import torch
 
 from coterie.algorithms import registry
 from coterie.algorithms.base import Weights
-from coterie.engines.simulation import Simulation
 from coterie.errors import ConfigError
-from coterie.problems import Problem
+from coterie.models.problem import Problem
+from coterie.simulation.simulation import Simulation
 from tests.oracles.attention_by_hand import ByHand, heurfedamp
 from tests.oracles.regression import Array, Recorder, points, quadratics, regress, row, some
 from tests.support import ENGINES, classification, everyone, linear_regression, play, simulate, small_model

@@ -12,9 +12,9 @@ from torch import Tensor
 from coterie.algorithms import lp_proj, registry
 from coterie.algorithms.base import Message
 from coterie.algorithms.lp_proj import projection_matrix
-from coterie.engines.base import Call, take
-from coterie.engines.simulation import Simulation
+from coterie.compute.engine import Call, take
 from coterie.errors import ConfigError
+from coterie.simulation.simulation import Simulation
 from tests.oracles.regression import Recorder, gradient, points, quadratics, regress, row, some
 from tests.support import classification, everyone, linear_regression, play, samples_of, simulate, small_model
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import registry
-from coterie.engines.base import Call
-from coterie.engines.batched import BatchedEngine
-from coterie.engines.simulation import Simulation
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.engine import Call
 from coterie.errors import ConfigError
-from coterie.problems import Problem
+from coterie.models.problem import Problem
 from coterie.rows import Rows
+from coterie.simulation.simulation import Simulation
 from tests.oracles.quadratics import Array, Quadratics
 from tests.support import everyone, linear_regression, play, simulate
 

@@ -11,9 +11,9 @@ import torch
 from coterie.algorithms.base import Batch, Minibatches
 from coterie.algorithms.local_training import Optimiser
 from coterie.algorithms.per_fedavg import MetaTraining
-from coterie.engines.nets import ModuleNet
-from coterie.engines.simulation import Simulation
+from coterie.compute.nets.row_nets import ModuleNet
 from coterie.randomness import stream
+from coterie.simulation.simulation import Simulation
 from tests.oracles.quadratics import Array, Quadratics
 from tests.support import classification, everyone, linear_regression, play, simulate, small_model
 

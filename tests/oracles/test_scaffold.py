@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.engines.base import Call
-from coterie.engines.simulation import Simulation
+from coterie.compute.engine import Call
 from coterie.errors import ConfigError
 from coterie.randomness import stream
+from coterie.simulation.simulation import Simulation
 from tests.oracles.quadratics import Array, Quadratics
 from tests.support import classification, linear_regression, play, simulate, small_model
 

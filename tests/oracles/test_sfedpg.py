@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Info, Replies
-from coterie.engines.base import Call
-from coterie.engines.simulation import Simulation
+from coterie.compute.engine import Call
 from coterie.randomness import stream
+from coterie.simulation.simulation import Simulation
 from tests.oracles.fedpg_by_hand import ByHand, Played, fairness_gradient, unfairness
 from tests.oracles.quadratics import Quadratics
 from tests.support import classification, everyone, linear_regression, play, simulate, small_model

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from coterie.algorithms import registry
 from coterie.algorithms.splitgp import SplitGP
-from coterie.engines.base import Call
-from coterie.engines.simulation import Simulation
+from coterie.compute.engine import Call
 from coterie.errors import ConfigError, ModelError
 from coterie.models import Network, build
-from coterie.problems import Problem
+from coterie.models.problem import Problem
 from coterie.randomness import torch_stream
+from coterie.simulation.simulation import Simulation
 from tests.support import ENGINES, classification, everyone, play, samples_of, simulate
 
 FEATURES, CLASSES = 6, 3

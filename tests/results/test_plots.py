@@ -11,8 +11,8 @@ import pytest
 from plotly.graph_objects import Figure
 
 from coterie.errors import ConfigError, RunFolderError
-from coterie.results import Runs
-from tests.report.folders import write_run
+from coterie.results import RunSet
+from tests.results.report.folders import write_run
 
 
 def test_a_run_plots_whatever_it_has(tmp_path: Path) -> None:
@@ -55,9 +55,9 @@ def test_what_a_run_has_not_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="has no auroc"):
         run.plot_curves("auroc")
     with pytest.raises(RunFolderError, match="two fractions of attackers"):
-        Runs([run]).plot_robustness()
+        RunSet([run]).plot_robustness()
     with pytest.raises(ConfigError, match="at least one run"):
-        Runs([])
+        RunSet([])
 
 
 def test_attackers_are_in_no_figure_and_newcomers_only_in_their_own(tmp_path: Path) -> None:
@@ -70,7 +70,9 @@ def test_attackers_are_in_no_figure_and_newcomers_only_in_their_own(tmp_path: Pa
 
 
 def test_several_runs_share_a_figure(tmp_path: Path) -> None:
-    runs = Runs([write_run(tmp_path / str(seed), seed=seed) for seed in (2, 1)] + [write_run(tmp_path / "x", "local")])
+    runs = RunSet(
+        [write_run(tmp_path / str(seed), seed=seed) for seed in (2, 1)] + [write_run(tmp_path / "x", "local")]
+    )
     assert [line.name for line in runs.lines] == ["fedacs", "fedacs", "local"]
     assert runs.firsts() == [1, 2]
     names = [trace.name for trace in runs.plot_curves().data if trace.name]
@@ -85,6 +87,6 @@ def test_a_matrix_of_clients_that_nobody_knows_is_by_number(tmp_path: Path) -> N
 
 
 def test_plotting_packages_are_not_loaded_before_they_are_used() -> None:
-    code = "import sys, coterie.cli.app, coterie.report; print({'plotly', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, coterie.cli.app, coterie.results.report; print({'plotly', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from coterie.errors import RunFolderError
 from coterie.results import Result, matrix_table, summarise, table
-from coterie.storage import RunFolder
+from coterie.runs.storage import RunFolder
 
 
 def finished(

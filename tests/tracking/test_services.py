@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from coterie import api, experiment
+from coterie import api
 from coterie.errors import ConfigError
 from coterie.results import Result
-from coterie.storage.atomic import read_json
+from coterie.runs import launch
+from coterie.runs.storage.atomic import read_json
 from coterie.tracking import make_all
 from tests.small_runs import assert_same_end, config_of
 
@@ -34,7 +35,7 @@ class Stop(BaseException):
 
 def cut_and_resumed(path: Path, track: str) -> Result:
     """Stop a run after its third round, of which the checkpoint is that of the second, and go on with it."""
-    playing = experiment.begin(config_of("fedacs", threads=1), path)
+    playing = launch.begin(config_of("fedacs", threads=1), path)
 
     def told(number: int, mean: float | None) -> None:
         if number == 3:

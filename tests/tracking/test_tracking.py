@@ -17,15 +17,16 @@ import tensorboardX
 from PIL import Image
 from typer.testing import CliRunner
 
-from coterie import api, cli, experiment
+from coterie import api, cli
 from coterie.cli.app import app
 from coterie.errors import ConfigError, CoterieError, Interrupted, RunFolderError
 from coterie.results import Result
-from coterie.storage import RunFolder
+from coterie.runs import launch
+from coterie.runs.storage import RunFolder
 from coterie.tracking import TRACKERS, Measured, TrackedRun, TrackerWarning, make, make_all
 from coterie.tracking.base import flat, results
 from coterie.tracking.bookmark import Bookmark
-from coterie.tracking.measured import tag
+from coterie.tracking.measurements import tag
 from coterie.tracking.tensorboard import picture
 from tests.small_runs import SMALL, Killed, assert_same_end, config_of
 from tests.tracking.reading import events, series
@@ -208,7 +209,7 @@ def test_a_round_is_told_before_the_checkpoint_that_closes_it(tmp_path: Path) ->
 
 def stopped_and_resumed(path: Path, track: Any, error: type[BaseException], again: Any = None) -> None:
     """Stop in the fourth round (a kill leaves the checkpoint of the second), then go on."""
-    playing = experiment.begin(config_of("fedacs", threads=1), path)
+    playing = launch.begin(config_of("fedacs", threads=1), path)
     watched = playing.run
 
     def interrupted() -> None:

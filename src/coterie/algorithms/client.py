@@ -331,7 +331,8 @@ class Task(abc.ABC):
 
     references: ClassVar[Mapping[str, str | None]] = {}
     """For a tensor of the reply, the tensor of the message of which it is a changed copy; ``None`` for a gradient, a
-    difference or a number. By default that of the same name. Clipping (:mod:`coterie.privacy`) is of the change."""
+    difference or a number. By default that of the same name. Clipping
+    (:mod:`coterie.simulation.privacy`) is of the change."""
 
     @abc.abstractmethod
     def start(self, here: Here, state: Rows, message: Rows) -> Rows:

@@ -32,8 +32,8 @@ from pydantic import Field
 
 from coterie.algorithms.base import Ask, Cohort, Message, Round, Start, State, Task, Weights
 from coterie.algorithms.local_training import LocalTraining, ProximalTraining
+from coterie.algorithms.server_math.attention import fedacs_weights
 from coterie.rows import Rows, mix, put_rows, take_rows
-from coterie.server_math.attention import fedacs_weights
 
 
 class FedACS(LocalTraining):

@@ -34,8 +34,8 @@ from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Info, Message, Round, Start, State, Task, Weights
 from coterie.algorithms.local_training import LocalTraining, ProximalTraining, refuse_unstable
+from coterie.algorithms.server_math.attention import fedamp_weights, median_squared_distance
 from coterie.rows import Rows, distances_from, mix, put_rows, squared_distances
-from coterie.server_math.attention import fedamp_weights, median_squared_distance
 
 
 class MessagePassing(LocalTraining):

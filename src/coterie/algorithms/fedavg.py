@@ -25,7 +25,7 @@ from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Info, Message, Round, State
 from coterie.algorithms.local_training import GlobalTraining
-from coterie.server_math.robust import aggregate, mean, tolerated
+from coterie.algorithms.server_math.robust import aggregate, mean, tolerated
 
 _WITHOUT_F = ("mean", "median")
 

@@ -39,9 +39,9 @@ from torch import Tensor
 from coterie import randomness
 from coterie.algorithms.base import Ask, Batch, Cohort, Fold, Here, Message, Round, Start, State, Task, Weights, Whole
 from coterie.algorithms.local_training import LocalTraining, ProximalTraining
+from coterie.algorithms.server_math.fomo import fomo_weights
+from coterie.algorithms.server_math.robust import mean
 from coterie.rows import Rows, put_rows, take_rows
-from coterie.server_math.fomo import fomo_weights
-from coterie.server_math.robust import mean
 
 
 @dataclass(frozen=True)

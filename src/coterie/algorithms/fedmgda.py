@@ -25,9 +25,9 @@ from pydantic import Field
 
 from coterie.algorithms.base import Ask, Cohort, Message, Round, State, Weights
 from coterie.algorithms.local_training import GlobalTraining
+from coterie.algorithms.server_math.common_descent import rescale
+from coterie.algorithms.server_math.min_norm import min_norm_point_in_box
 from coterie.rows import gram, mix
-from coterie.server_math.common_descent import rescale
-from coterie.server_math.min_norm import min_norm_point_in_box
 
 
 class FedMGDA(GlobalTraining):

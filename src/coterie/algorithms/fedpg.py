@@ -65,8 +65,8 @@ from coterie.algorithms.base import (
 )
 from coterie.algorithms.fedsgd import FullGradient
 from coterie.algorithms.local_training import Optimiser
+from coterie.algorithms.server_math.common_descent import CommonDescent, common_descent, drift_factors
 from coterie.rows import Rows, put_rows, take_rows
-from coterie.server_math.common_descent import CommonDescent, common_descent, drift_factors
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ from coterie.algorithms.base import (
 )
 from coterie.algorithms.local_training import LocalTraining
 from coterie.algorithms.parts import PartsTraining, apply_parts, join_parts, require_parts
+from coterie.algorithms.server_math.robust import mean
 from coterie.errors import ModelError
 from coterie.rows import Rows
-from coterie.server_math.robust import mean
 
 
 @dataclass(frozen=True)

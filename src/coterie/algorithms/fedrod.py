@@ -43,7 +43,7 @@ from coterie.algorithms.base import (
 )
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.parts import PartsTraining, require_parts
-from coterie.problems import LOSSES
+from coterie.models.problem import LOSSES
 from coterie.rows import Rows
 
 _cross_entropy = LOSSES["cross_entropy"]

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from coterie.algorithms.base import Cohort, Info, State
 from coterie.algorithms.fedamp import MessagePassing
+from coterie.algorithms.server_math.attention import heurfedamp_weights
 from coterie.errors import ConfigError
-from coterie.server_math.attention import heurfedamp_weights
 
 Unit = Annotated[float, Field(ge=0, le=1)]
 

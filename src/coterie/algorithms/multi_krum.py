@@ -27,7 +27,7 @@ from pydantic import Field
 
 from coterie.algorithms.base import Ask, Cohort, Message, Round, State
 from coterie.algorithms.local_training import GlobalTraining
-from coterie.server_math.robust import multi_krum
+from coterie.algorithms.server_math.robust import multi_krum
 
 
 class MultiKrum(GlobalTraining):

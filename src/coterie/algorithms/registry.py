@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from coterie import spec
+from coterie import options
 from coterie.algorithms.base import Algorithm
 from coterie.errors import ConfigError, CoterieError, UnknownName
 
@@ -209,4 +209,4 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
         The algorithm.
     """
     algorithm = get(name)
-    return spec.make(algorithm, settings or {}, algorithm.title)
+    return options.make(algorithm, settings or {}, algorithm.title)

@@ -36,10 +36,10 @@ from torch import Tensor
 
 from coterie.algorithms.base import Ask, Batch, Cohort, Fold, Here, Info, Message, Replies, Start, State, Task, Whole
 from coterie.algorithms.fedpg import FedPG
+from coterie.algorithms.server_math.common_descent import CommonDescent
+from coterie.algorithms.server_math.fairness import fairness_coefficients
+from coterie.algorithms.server_math.line_search import armijo_accepts, first_accepted, trial_steps
 from coterie.rows import Rows
-from coterie.server_math.common_descent import CommonDescent
-from coterie.server_math.fairness import fairness_coefficients
-from coterie.server_math.line_search import armijo_accepts, first_accepted, trial_steps
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from coterie.allocation import keep_freed_memory
 from coterie.errors import CoterieError, Interrupted, RankError
+from coterie.memory import keep_freed_memory
 
 __all__ = ["main"]
 

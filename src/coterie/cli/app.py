@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from coterie import __version__, api, ranks
+from coterie import __version__, api
 from coterie.cli import compare, export, federate, listing, report
 from coterie.cli import data as data_commands
 from coterie.cli import partition as partition_commands
@@ -44,6 +44,8 @@ from coterie.cli.options import (
 from coterie.config import SHORTHANDS, ExperimentConfig, from_mapping, from_yaml
 from coterie.errors import ConfigError, Interrupted
 from coterie.results import Result, matrix_table, table
+from coterie.results.unfinished import so_far
+from coterie.rows import distributed
 
 app = typer.Typer(
     name="coterie",
@@ -219,7 +221,7 @@ def show(
     summaries = []
     for path in runs:
         result = api.load(path)
-        summaries.append(result.summary if result.finished else api.so_far(result))
+        summaries.append(result.summary if result.finished else so_far(result))
         if not result.finished:
             done = summaries[-1]["rounds"]
             err.print(f"{path} is not finished: round {done} of {result.config['rounds']}", highlight=False)
@@ -236,7 +238,7 @@ def _stoppable() -> Iterator[None]:
 
 
 def _show(result: Result, quiet: bool) -> None:
-    if not ranks.first():  # another process of the same run shows it
+    if not distributed.first():  # another process of the same run shows it
         return
     if not quiet:
         _print([result.summary])

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from coterie import comparison
 from coterie.cli.console import err, out
 from coterie.cli.options import COMPUTING, RESULTS, TRAINING, Texts
 from coterie.cli.report import suggest
 from coterie.config import SHORTHANDS, ExperimentConfig, read_yaml
 from coterie.errors import ConfigError, Interrupted
+from coterie.studies import comparison
 
 Methods = Annotated[
     list[str],

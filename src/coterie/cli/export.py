@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from coterie import export as exporting
 from coterie.cli.console import err
 from coterie.cli.options import DataDir, Text
+from coterie.results import export as exporting
 
 
 def export(

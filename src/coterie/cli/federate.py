@@ -23,9 +23,9 @@ from coterie.cli.options import Track
 from coterie.errors import ConfigError, RunFolderError
 
 if TYPE_CHECKING:
-    from coterie.engines.flower.control import Control
-    from coterie.federation.coordinator import Plan
-    from coterie.federation.watching import Watch
+    from coterie.federation.flower.control import Control
+    from coterie.federation.monitor import Watch
+    from coterie.federation.server import Plan
 
 app = typer.Typer(help="Run a method between machines, over Flower.", no_args_is_help=True)
 
@@ -64,15 +64,15 @@ def init(
 def server(folder: Project) -> None:
     """Run the server: Flower's SuperLink for this machine alone, and the gate that nodes reach."""
     _need_flower()
-    from coterie.engines.flower import serving
     from coterie.federation import agreement, project
+    from coterie.federation.flower import superlink
 
     config, agreed = project.read_server(folder), agreement.read(folder / agreement.FILE)
     keys = {member.name: member.key for member in agreed.members if member.key is not None}
     own = (folder / "server").absolute()
-    with serving.superlink(own, config.superlink_port, keys):
+    with superlink.superlink(own, config.superlink_port, keys):
         address = f"{config.host}:{config.port}"
-        serving.run_gate(
+        superlink.run_gate(
             own,
             config.host,
             config.port,
@@ -88,9 +88,9 @@ def node(
 ) -> None:
     """Run a node; one whose data or roster disagree with federation.yaml does not start."""
     _need_flower()
-    from coterie.engines.flower import executor, processes, takeover
     from coterie.federation import project
-    from coterie.storage.lock import lock_folder
+    from coterie.federation.flower import executor, processes, sign_off
+    from coterie.runs.storage.lock import lock_folder
 
     folder = folder.absolute()
     opened, config = project.open_node(folder), project.read_node(folder)
@@ -102,7 +102,7 @@ def node(
         stack.callback(os.close, lock_folder(folder))  # two processes would write the same state
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
         stack.enter_context(_terminated_as_interrupt())
-        takeover.sign_off(*place, log)
+        sign_off.sign_off(*place, log)
         err.print(f"running; its log is {log}", highlight=False)
         executor.run_node(processes.supernode(*place, port), env, log, port, opened.handle)
 
@@ -128,10 +128,10 @@ def run(
 ) -> None:
     """Run a method over the nodes that are there; a run that was stopped goes on from its last round."""
     _need_flower()
-    from coterie import spec
+    from coterie import options
     from coterie.cli.app import parse_settings
     from coterie.federation import agreement
-    from coterie.federation.coordinator import Plan
+    from coterie.federation.server import Plan
     from coterie.tracking import make_all
 
     values: dict[str, Any] = {
@@ -145,7 +145,7 @@ def run(
         "wait": wait,
         "track": [_placed(each) for each in track or ()],
     }
-    plan = spec.make(Plan, values, "plan")
+    plan = options.make(Plan, values, "plan")
     plan.experiment(agreement.read(folder / agreement.FILE))
     path = (out_ or _new_run(folder, algorithm)).absolute()
     if (path / "summary.json").exists():
@@ -159,8 +159,8 @@ def run(
 def status(folder: Project) -> None:
     """Show whose nodes are there, and every run with its last round and latest events."""
     _need_flower()
-    from coterie.federation import agreement, events
-    from coterie.storage import MetricsLog, read_config, read_summary
+    from coterie.federation import agreement
+    from coterie.runs.storage import MetricsLog, events, read_config, read_summary
 
     members, control = agreement.read(folder / agreement.FILE).members, _control(folder)
     try:
@@ -210,7 +210,7 @@ def describe(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A node's own data, as in node.yaml.")],
 ) -> None:
     """Say what some data are, in the words of federation.yaml, for members to agree on."""
-    from coterie.federation.worlds import read_own
+    from coterie.federation.party_data import read_own
 
     found = read_own(data, Path())
     words = {"input_shape": found.input_shape, "classes": found.classes, "columns": found.features}
@@ -233,7 +233,7 @@ def wire(
 ) -> None:
     """Show what crosses the wire when a method runs, as observed by playing it."""
     from coterie.cli.app import parse_settings
-    from coterie.federation.wire_table import LETTERS, lines, markdown
+    from coterie.federation.schema_table import LETTERS, lines, markdown
 
     text = markdown(lines(algorithm, parse_settings(set_ or [])))
     out.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -266,9 +266,9 @@ def _new_run(folder: Path, algorithm: str) -> Path:
 
 def _submit(folder: Path, plan: Plan, path: Path) -> None:
     """Hand the plan to Flower, then tell what happens until the run is over."""
-    from coterie.federation.watching import Watch
-    from coterie.storage import read_summary
-    from coterie.storage.atomic import write_text
+    from coterie.federation.monitor import Watch
+    from coterie.runs.storage import read_summary
+    from coterie.runs.storage.atomic import write_text
 
     watch = Watch(path, plan.rounds)
     # Its own for each submission: what a second one for the same run is told must not be taken for the first one's.
@@ -307,8 +307,8 @@ def _follow(control: Control, run_id: int, watch: Watch, path: Path, failed: Pat
 
 
 def _control(folder: Path) -> Control:
-    from coterie.engines.flower.control import Control
     from coterie.federation import project
+    from coterie.federation.flower.control import Control
 
     return Control(folder / "server", project.read_server(folder).superlink_port)
 

@@ -10,13 +10,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from coterie import attacks, data, models, partitions
+from coterie import data, models
 from coterie.algorithms import registry
 from coterie.algorithms.base import Algorithm
 from coterie.cli.console import out
+from coterie.data import partitions
 from coterie.errors import UnknownName
 from coterie.evaluation import METRICS
-from coterie.spec import allowed, plain
+from coterie.options import allowed, plain
+from coterie.simulation import attacks
 
 app = typer.Typer(
     help="List algorithms, data, partitions, models, attacks or metrics, with their parameters.", no_args_is_help=True

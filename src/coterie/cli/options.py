@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Optional, get_origin
 import typer
 
 from coterie.config import ExperimentConfig
-from coterie.spec import allowed, plain
+from coterie.options import allowed, plain
 
 Text = Optional[str]  # noqa: UP045 (typer reads these at run time)
 Texts = Optional[list[str]]  # noqa: UP045

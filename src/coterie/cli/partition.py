@@ -7,8 +7,6 @@ from typing import Annotated, Optional
 
 import typer
 
-from coterie import partitions
-from coterie.assembly import make_world
 from coterie.cli.console import err, out
 from coterie.cli.options import (
     Clients,
@@ -22,7 +20,9 @@ from coterie.cli.options import (
     Validation,
 )
 from coterie.config import ExperimentConfig, from_mapping
+from coterie.data import partitions
 from coterie.errors import ConfigError
+from coterie.runs.builder import make_population
 
 app = typer.Typer(help="Show who gets what.", no_args_is_help=True)
 
@@ -59,10 +59,10 @@ def show(
     values = {name: value for name, value in locals().items() if name in own and value is not None}
     if plot is not None:
         _refuse_unfit(plot)
-    world = make_world(from_mapping({"algorithm": "local", **values}), data_dir)
-    out.print(world.shares.table(world.dataset.y, world.dataset.classes, limit))
+    population = make_population(from_mapping({"algorithm": "local", **values}), data_dir)
+    out.print(population.shares.table(population.dataset.y, population.dataset.classes, limit))
     if plot is not None:
-        figure = partitions.plot(world.shares, world.dataset.y, world.dataset.classes)
+        figure = partitions.plot(population.shares, population.dataset.y, population.dataset.classes)
         try:
             figure.savefig(plot, dpi=150)
         except OSError as error:

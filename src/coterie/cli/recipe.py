@@ -13,17 +13,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text as RichText
 
-from coterie import recipes
 from coterie.cli.compare import Jobs, Seeds, told_apart
 from coterie.cli.console import err, out
 from coterie.cli.options import COMPUTING, RESULTS, TRAINING, DataDir, Folder, Text, Texts, Whole, field
 from coterie.errors import ConfigError, Interrupted
-from coterie.recipes.cells import CellName
-from coterie.recipes.plans import planned, settings_of, work
-from coterie.recipes.running import chosen_parts, paper_numbers
-from coterie.recipes.schema import KINDS, Criterion, Part, Recipe
-from coterie.recipes.tables import ABSENT, decimals, not_target, written
-from coterie.storage.atomic import write_json, write_text
+from coterie.runs.storage.atomic import write_json, write_text
+from coterie.studies import recipes
+from coterie.studies.recipes.cells import CellName
+from coterie.studies.recipes.plans import planned, settings_of, work
+from coterie.studies.recipes.runner import chosen_parts, paper_numbers
+from coterie.studies.recipes.schema import KINDS, Criterion, Part, Recipe
+from coterie.studies.recipes.tables import ABSENT, decimals, not_target, written
 
 app = typer.Typer(
     help="Tables and figures of the papers: run them, and see our numbers beside theirs.", no_args_is_help=True

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from coterie import report as reporting
 from coterie.cli.console import err
 from coterie.cli.options import Folder, Text
+from coterie.results import report as reporting
 
 
 def suggest(folder: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from coterie.data.base import DataInfo, Dataset
-from coterie.data.catalogue import absent, data_folder, describe, fetch, load, names, status
-from coterie.data.fetch import DataStatus
-from coterie.spec import Parameter
+from coterie.data.dataset import DataInfo, Dataset
+from coterie.data.download import DataStatus
+from coterie.data.registry import absent, data_folder, describe, fetch, load, names, status
+from coterie.options import Parameter
 
 __all__ = [
     "DataInfo",

@@ -19,7 +19,7 @@ from typing import BinaryIO, ClassVar, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from coterie.data.base import Source
+from coterie.data.dataset import Source
 from coterie.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from coterie.data.archives import Archived, Bytes, Download, Reader
-from coterie.data.base import Dataset
+from coterie.data.dataset import Dataset
 
 _CITATION = "Krizhevsky, Learning multiple layers of features from tiny images, University of Toronto, 2009"
 _PIXELS = 3 * 32 * 32

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from coterie.data.base import Dataset, Source
+from coterie.data.dataset import Dataset, Source
 
 
 class Digits(Source):

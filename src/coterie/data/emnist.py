@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from coterie.data.archives import Archived, Download, Reader
-from coterie.data.base import Dataset
+from coterie.data.dataset import Dataset
 from coterie.data.idx import FLAME, SIDE, UNIT, open_idx, read_idx
 
 _BALANCED = string.digits + string.ascii_uppercase + "abdefghnqrt"  # other lower-case letters are merged with upper

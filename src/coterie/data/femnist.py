@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 
 from coterie.data.archives import Archived, Bytes
-from coterie.data.base import Dataset
+from coterie.data.dataset import Dataset
 from coterie.data.idx import SIDE
 from coterie.errors import DataError
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from coterie.data.archives import Archived
-from coterie.data.base import Dataset
+from coterie.data.dataset import Dataset
 from coterie.data.images import image_files, read_images
 from coterie.errors import DataError
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from coterie.data.archives import Archived, Download
-from coterie.data.base import Dataset
+from coterie.data.dataset import Dataset
 from coterie.data.idx import FLAME, UNIT, read_idx
 
 FILES = (

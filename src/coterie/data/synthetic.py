@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from pydantic import Field, model_validator
 
-from coterie.data.base import Dataset, Source
+from coterie.data.dataset import Dataset, Source
 from coterie.randomness import stream
 
 Array = npt.NDArray[np.float64]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from coterie.evaluation.accuracy_matrix import Readings, Spread, equal_subsamples, g_acc, l_acc, read, s_acc
 from coterie.evaluation.collaboration import block_contrast, recover_groups, recovery
 from coterie.evaluation.fairness import Fairness, fairness
-from coterie.evaluation.matrix import Readings, Spread, equal_subsamples, g_acc, l_acc, read, s_acc
 from coterie.evaluation.metrics import METRICS, Metric, per_client, segment_mean
 from coterie.evaluation.selection import Hybrid, best_round, hybrid_oracle, hybrid_validation
 from coterie.evaluation.significance import OverSeeds, PairedTest, over_seeds, wilcoxon

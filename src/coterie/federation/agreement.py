@@ -16,11 +16,11 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from coterie import spec
+from coterie import options
 from coterie.algorithms import registry
 from coterie.config import ExperimentConfig, from_mapping
 from coterie.errors import ConfigError
-from coterie.privacy import Privacy
+from coterie.simulation.privacy import Privacy
 
 FILE = "federation.yaml"
 
@@ -200,7 +200,7 @@ def read(path: Path) -> Agreement:
     Agreement
         What it holds; a field that is missing or wrong is a :class:`~coterie.errors.ConfigError`.
     """
-    return spec.make(Agreement, read_yaml(path), FILE)
+    return options.make(Agreement, read_yaml(path), FILE)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

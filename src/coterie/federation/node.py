@@ -13,22 +13,22 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from coterie.assembly import World
+from coterie.compute.engine import Call
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
-from coterie.engines.base import Call
-from coterie.engines.simulation import Simulation
 from coterie.errors import CoterieError, Diverged
-from coterie.experiment import threads
 from coterie.federation.agreement import FILE, Agreement
-from coterie.federation.ledger import Ledger
-from coterie.federation.observed import EVALUATE, GLOBAL, LAST, Seen, check_message, observe
-from coterie.federation.state import NodeState
+from coterie.federation.node_state import NodeState
+from coterie.federation.party_data import make_simulation, own_population
+from coterie.federation.privacy_ledger import Ledger
+from coterie.federation.schema import EVALUATE, GLOBAL, LAST, Seen, check_message, observe
 from coterie.federation.wire import Envelope, Rejected, check_header, pack, unpack
-from coterie.federation.worlds import make_simulation, own_world
 from coterie.rows import Rows
-from coterie.scoring import Score, Scorer
-from coterie.storage.atomic import replacing, write_json
+from coterie.runs.builder import Population
+from coterie.runs.launch import threads
+from coterie.runs.storage.atomic import replacing, write_json
+from coterie.simulation.scoring import Score, Scorer
+from coterie.simulation.simulation import Simulation
 
 HELLO, WORK = "hello", "work"
 
@@ -106,15 +106,19 @@ class Node:
         if header.get("federation") != self.agreement.digest:
             raise Rejected(f"its {FILE} is not the node's: all parties must have the same file")
         config = self.agreement.experiment(str(header.get("algorithm")), dict(header.get("settings") or {}))
-        world = own_world(self._dataset, self.client, config)
+        population = own_population(self._dataset, self.client, config)
         if header.get("kind") == HELLO:
-            shares = {"train": world.shares.train, "validation": world.shares.validation, "test": world.shares.test}
+            shares = {
+                "train": population.shares.train,
+                "validation": population.shares.validation,
+                "test": population.shares.test,
+            }
             sizes = {split: self._told(int(ragged.sizes[self.client])) for split, ragged in shares.items()}
             return pack({**_returned(header), "client": self.client, "sizes": sizes}, {})
         check_header(header, {"kind": WORK, "client": self.client})
         began = time.perf_counter()
-        everybody = self._sizes(header.get("sizes"), world)
-        simulation = make_simulation(config, self.agreement, world, everybody)
+        everybody = self._sizes(header.get("sizes"), population)
+        simulation = make_simulation(config, self.agreement, population, everybody)
         mine = slice(self.client, self.client + 1)
         begin = {name: value[mine].clone() for name, value in simulation.clients.rows.items()}
         state = NodeState(self.folder / "state", str(header.get("run")), begin, self._lost_is_fine)
@@ -229,13 +233,13 @@ class Node:
             more["privacy"] = {"epsilon": _number(spent[0]), "epsilon_of_all_runs": _number(spent[1])}
         write_json(folder / "metrics.json", {**known, **facts, **more})
 
-    def _sizes(self, told: object, world: World) -> list[int] | None:
+    def _sizes(self, told: object, population: Population) -> list[int] | None:
         """Read what the server says of everybody's training samples, where the method starts from that."""
         if told is None:
             return None
-        mine = self._told(int(world.shares.train.sizes[self.client]))
+        mine = self._told(int(population.shares.train.sizes[self.client]))
         good = isinstance(told, list) and all(type(size) is int and 0 < size < 2**40 for size in told)
-        if not isinstance(told, list) or not good or len(told) != len(world.shares) or told[self.client] != mine:
+        if not isinstance(told, list) or not good or len(told) != len(population.shares) or told[self.client] != mine:
             raise Rejected(f"it says that members have {told!r} samples, but this node has {mine}")
         return told
 

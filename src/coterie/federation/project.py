@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from coterie import data, spec
+from coterie import data, options
+from coterie.data.partitions import share_out
 from coterie.errors import ConfigError, RunFolderError
 from coterie.federation import agreement
 from coterie.federation.agreement import Agreement, read_yaml
 from coterie.federation.node import Node
-from coterie.federation.worlds import load_own, own_world
-from coterie.partitions import share_out
-from coterie.storage.atomic import read_json, write_text
+from coterie.federation.party_data import load_own, own_population
+from coterie.runs.storage.atomic import read_json, write_text
 
 
 class ServerConfig(BaseModel):
@@ -72,7 +72,7 @@ def read_server(folder: Path) -> ServerConfig:
     ServerConfig
         What it holds.
     """
-    return spec.make(ServerConfig, read_yaml(folder / "server" / "server.yaml"), "server.yaml")
+    return options.make(ServerConfig, read_yaml(folder / "server" / "server.yaml"), "server.yaml")
 
 
 def read_node(folder: Path) -> NodeConfig:
@@ -88,7 +88,7 @@ def read_node(folder: Path) -> NodeConfig:
     NodeConfig
         What it holds.
     """
-    return spec.make(NodeConfig, read_yaml(folder / "node.yaml"), "node.yaml")
+    return options.make(NodeConfig, read_yaml(folder / "node.yaml"), "node.yaml")
 
 
 def open_node(folder: Path) -> Node:
@@ -115,7 +115,7 @@ def open_node(folder: Path) -> Node:
     if wanted is not None and key.exists() and not agreement.same_key(key.read_text(encoding="utf-8"), wanted):
         raise ConfigError(f"{key} is not the key that {agreement.FILE} has for {config.member!r}")
     dataset = load_own(config.data, folder, agreed)
-    own_world(dataset, client, agreed.experiment(agreed.algorithms[0] if agreed.algorithms else "fedavg", {}))
+    own_population(dataset, client, agreed.experiment(agreed.algorithms[0] if agreed.algorithms else "fedavg", {}))
     return Node(agreed, client, dataset, folder, config.lost_state == "begin-anew")
 
 
@@ -143,8 +143,8 @@ def init(folder: Path, members: list[str], host: str = "127.0.0.1", port: int = 
     RunFolderError
         If there is something in the folder already.
     """
-    from coterie.engines.flower import pki
-    from coterie.engines.flower.processes import inside
+    from coterie.federation.flower import certificates
+    from coterie.federation.flower.processes import inside
 
     if folder.exists() and any(folder.iterdir()):
         raise RunFolderError(f"{folder} is not empty: choose another folder")
@@ -152,15 +152,15 @@ def init(folder: Path, members: list[str], host: str = "127.0.0.1", port: int = 
     for each in (server, authority, folder / "app", folder / "runs", *(folder / "nodes" / name for name in members)):
         each.mkdir(parents=True)
     authority.chmod(0o700)
-    pki.make_authority(authority)
-    pki.make_server_certificate(server, authority, [host])
+    certificates.make_authority(authority)
+    certificates.make_server_certificate(server, authority, [host])
     shutil.copy(authority / "ca.crt", server / "ca.crt")
     inner = inside(server)
     inner.mkdir(mode=0o700)
-    pki.make_authority(inner, days=3650)
-    pki.make_server_certificate(inner, inner, ["127.0.0.1"], days=3650)
+    certificates.make_authority(inner, days=3650)
+    certificates.make_server_certificate(inner, inner, ["127.0.0.1"], days=3650)
     (inner / "ca.key").unlink()  # it signed this one certificate and shall sign no other
-    keys = {name: pki.make_node_key(folder / "nodes" / name, f"{name}@coterie") for name in members}
+    keys = {name: certificates.make_node_key(folder / "nodes" / name, f"{name}@coterie") for name in members}
     text = _FEDERATION.format(
         name=re.sub(r"[^A-Za-z0-9._-]", "-", folder.resolve().name).lstrip("._-") or "federation",
         members="".join(f"  - name: {name}\n    key: {keys[name]}\n" for name in members),
@@ -278,8 +278,8 @@ packages = ["."]
 publisher = "coterie"
 
 [tool.flwr.app.components]
-serverapp = "coterie.federation.server_app:app"
-clientapp = "coterie.federation.client_app:app"
+serverapp = "coterie.federation.flower.server_app:app"
+clientapp = "coterie.federation.flower.client_app:app"
 
 [tool.flwr.app.config]
 federation = ""

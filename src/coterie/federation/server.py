@@ -1,346 +1,356 @@
-"""The server's half of a federation: the same rounds as in a simulation, with an exchange that sends messages.
-
-The seam is :meth:`Federation._deliver`: an ask goes out to the nodes as one message each, and what comes back in time
-and is what it must be becomes the replies. Evaluation rides on the first exchange of the next round: nodes return the
-metrics of the models after the last round together with their first reply.
-"""
+"""A run between machines: rounds, records and checkpoints in the same run folder as a simulation's."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field
 
-from coterie.algorithms import registry
-from coterie.algorithms.base import Ask, Cohort, Info, Message, Replies
-from coterie.assembly import World
 from coterie.config import ExperimentConfig
-from coterie.engines.base import Call, take
-from coterie.engines.loop import LoopEngine
-from coterie.engines.simulation import NoReplies, Simulation, play
-from coterie.engines.states import ClientStates
-from coterie.engines.store import Samples
-from coterie.engines.transport import Failure, Transport
-from coterie.errors import AlgorithmError, ConfigError
+from coterie.errors import ConfigError, RunFolderError
+from coterie.evaluation import metrics as metric_table
 from coterie.federation.agreement import Agreement
-from coterie.federation.events import Event, Listener
-from coterie.federation.node import WORK
-from coterie.federation.observed import EVALUATE, GLOBAL, LAST
-from coterie.federation.rollcall import RollCall
-from coterie.federation.wire import Envelope, Rejected, Shape, check, check_header, pack, payload, unpack
-from coterie.federation.worlds import blank_world, engine_of, fresh_row
-from coterie.rows import Rows
-from coterie.scoring import Score
+from coterie.federation.membership import RollCall
+from coterie.federation.remote_exchange import Federation, Terms
+from coterie.federation.transport import Transport
+from coterie.results import summarise
+from coterie.runs.builder import Assembly
+from coterie.runs.launch import Experiment, Watcher, draw_cohort, threads
+from coterie.runs.storage import EVERYONE, RunFolder, settled
+from coterie.runs.storage.events import Event, EventLog, Listener
+from coterie.simulation.scoring import Scorer
+from coterie.tracking import TrackerObserver, TrackerWarning, make_all
 
 
-@dataclass(frozen=True)
-class Terms:
-    """How long a server waits, and for how many.
+class Plan(BaseModel):
+    """What a server is asked to run; the rest was agreed on in ``federation.yaml``."""
 
-    Parameters
-    ----------
-    deadline
-        Seconds that nodes have for an exchange.
-    minimum
-        Replies that an exchange needs; with fewer the round is void.
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    deadline: float = 600.0
-    minimum: int = 1
+    algorithm: str = Field(description="the method's name")
+    settings: dict[str, Any] = Field(default_factory=dict, description="the method's own parameters")
+    rounds: int = Field(10, ge=1, description="how many rounds are played")
+    participation: float = Field(1.0, gt=0, le=1, description="fraction of the members that take part in a round")
+    eval_every: int = Field(1, ge=1, description="evaluate after every so many rounds (and after the last)")
+    deadline: float = Field(600.0, gt=0, description="seconds that nodes have for an exchange")
+    minimum: int = Field(1, ge=1, description="replies that an exchange needs; with fewer the round is void")
+    wait: float = Field(120.0, ge=0, description="seconds to wait for members before the first round")
+    track: tuple[str, ...] = Field((), description="trackers that the server tells how it goes")
+
+    def experiment(self, agreement: Agreement) -> ExperimentConfig:
+        """Give the configuration of the run.
+
+        Parameters
+        ----------
+        agreement
+            What all parties agreed on.
+
+        Returns
+        -------
+        ExperimentConfig
+            The configuration.
+
+        Raises
+        ------
+        ConfigError
+            If more replies are needed than there are members.
+        """
+        if self.minimum > len(agreement.members):
+            raise ConfigError(f"minimum is {self.minimum}, but the federation has {len(agreement.members)} members")
+        own = {"rounds": self.rounds, "participation": self.participation, "eval_every": self.eval_every}
+        return agreement.experiment(self.algorithm, self.settings, **own)
 
 
-@dataclass(frozen=True)
-class _Ride:
-    """An evaluation that waits for the next exchange."""
-
-    round: int
-    clients: Tensor
-    message: Message
-    shared: Rows
-    others: dict[str, Rows]
-    bases: dict[int, str]
-
-    def of(self, client: int) -> tuple[dict[str, Any], Rows]:
-        place = int(torch.searchsorted(self.clients, client))
-        rows = self.message.shared | {name: value[place] for name, value in self.message.each.items()}
-        tensors = {f"{EVALUATE}/{LAST}/{name}": value for name, value in rows.items()}
-        tensors |= {f"{EVALUATE}/{GLOBAL}/{name}": value for name, value in self.shared.items()}
-        for model, own in self.others.items():
-            tensors |= {f"{EVALUATE}/{model}/{name}": value[client] for name, value in own.items()}
-        return {"round": self.round, "base": self.bases.get(client, "")}, tensors
-
-
-class Federation(Simulation):
-    """An algorithm whose clients are nodes.
+class FederatedExperiment(Experiment):
+    """An experiment whose clients are nodes.
 
     Parameters
     ----------
     config
-        The run's configuration.
+        The configuration.
+    folder
+        The run's folder, open for writing.
+    federation
+        The server's half.
+    """
+
+    simulation: Federation
+
+    def __init__(self, config: ExperimentConfig, folder: RunFolder, federation: Federation) -> None:
+        everyone = federation.population.roles.trainers
+        scorer = Scorer(federation, everyone, torch.zeros(0, dtype=torch.int64))
+        fingerprint = {"federation": federation.agreement.digest}
+        parts = Assembly(
+            population=federation.population,
+            simulation=federation,
+            scorer=scorer,
+            crossing=None,
+            fingerprint=fingerprint,
+        )
+        super().__init__(config, folder, parts)
+        self._known: dict[int, dict[str, int]] = {}
+        self._tell: Callable[[int], None] = lambda number: None
+
+    def restore(self) -> int:
+        """Go back to the newest checkpoint, and to which replies of each node count by then.
+
+        Returns
+        -------
+        int
+            The last round that is kept, 0 if there is no checkpoint.
+        """
+        kept = super().restore()
+        found = self.folder.checkpoints.latest() if kept else None
+        if found is not None:
+            self.simulation.counted = {int(client): str(token) for client, token in found.extra["counted"].items()}
+        return kept
+
+    def run(self, watch: Watcher | None = None, tell: Callable[[int], None] | None = None) -> None:
+        """Play all rounds that are left; see :meth:`Experiment.run`.
+
+        Parameters
+        ----------
+        watch
+            Told after each round.
+        tell
+            Told of each round when its records are complete: with its evaluation, which comes in with the next.
+        """
+        self._tell = tell or self._tell
+        self._record_shares()
+        with threads(self._threads):
+            self._catch_up()
+        super().run(watch)
+
+    def _record_shares(self) -> None:
+        """Keep what the server knows of what each member holds: sizes, and no more; of an absent one nothing."""
+        members, sizes = self.simulation.agreement.members, self.simulation.roll.sizes
+        if self.simulation.agreement.privacy is not None:  # then nodes do not tell
+            return
+        known = {client: sizes.get(client, {}) for client in range(len(members))}
+        if known == self._known:
+            return
+        self._known = known
+        columns: dict[str, Any] = {
+            "client": list(known),
+            "role": ["honest"] * len(members),
+            "member": [member.name for member in members],
+        }
+        columns |= {split: [each.get(split, 0) for each in known.values()] for split in ("train", "validation", "test")}
+        self.folder.write_shares(pd.DataFrame(columns))
+
+    def _catch_up(self) -> None:
+        # The evaluation of a round comes in with the next one, so after a stop it may be missing.
+        last = self.completed
+        if last and self._due(last):
+            metrics = self.folder.metrics.read()
+            if not bool(((metrics["round"] == last) & (metrics["model"] != "federation")).any()):
+                self.simulation.prepare_evaluation(last)
+        if last == self.config.rounds:
+            self._close()
+
+    def _due(self, round_number: int) -> bool:
+        return round_number % self.config.eval_every == 0 or round_number == self.config.rounds
+
+    def _checkpoint(self) -> None:
+        federation = self.simulation
+        extra = {
+            **self.parts.fingerprint,
+            "counted": {str(client): token for client, token in federation.counted.items()},
+            "sizes": {str(client): sizes for client, sizes in federation.roll.sizes.items()},
+        }
+        self.folder.checkpoint(self.completed, federation.server, {}, extra)
+        self._checkpointed = self.completed
+
+    def _round(self, round_number: int) -> float | None:
+        federation = self.simulation
+        began = time.perf_counter()
+        federation.roll.call(round_number)
+        federation.learn_sizes()
+        self._record_shares()
+        cohort = draw_cohort(self.config.seed, round_number, self.trainers, self.config.participation)
+        down, up = federation.traffic.down, federation.traffic.up
+        wire_down, wire_up = federation.wire_down, federation.wire_up
+        self._in_round = True
+        info = federation.play_round(cohort, round_number)
+        self._in_round = False
+        federation.server = settled(federation.server)
+        mean = self._record_evaluation()
+        if round_number > 1:
+            self._tell(round_number - 1)
+        if self._due(round_number):
+            self._record_info(round_number, info, cohort)
+        traffic = federation.traffic
+        self.folder.metrics.append_bytes(round_number, up=traffic.up - up, down=traffic.down - down)
+        wire = {"down": federation.wire_down - wire_down, "up": federation.wire_up - wire_up}
+        for name, count in (wire | {"replies": federation.replied}).items():
+            self.folder.metrics.append(round_number, "federation", "server", f"wire_{name}", [float(count)], [EVERYONE])
+        if federation.epsilon:
+            self._record_epsilon(round_number, max(federation.epsilon.values()))
+        self.folder.timings.append(round_number, training=time.perf_counter() - began)
+        self.completed = round_number
+        # Before anything goes out that says that the round counts: nodes commit on hearing it, and never go back.
+        self._checkpoint()
+        if self._due(round_number):
+            federation.prepare_evaluation(round_number)
+        if round_number == self.config.rounds:
+            mean = self._close()
+        return mean
+
+    def _close(self) -> float | None:
+        self.simulation.evaluate_now()
+        mean = self._record_evaluation()
+        self._tell(self.config.rounds)
+        self.folder.flush()
+        return mean
+
+    def _record_evaluation(self) -> float | None:
+        if self.simulation.scores is None:
+            return None
+        (round_number, scores), self.simulation.scores = self.simulation.scores, None
+        self._record(round_number, scores)
+        return self._headline(scores)
+
+
+def serve(
+    agreement: Agreement,
+    transport: Transport,
+    plan: Plan,
+    out: Path,
+    *,
+    listener: Listener | None = None,
+    watch: Watcher | None = None,
+) -> Path:
+    """Run a plan to its end, or go on with one that was stopped.
+
+    Parameters
+    ----------
     agreement
         What all parties agreed on.
     transport
         What carries messages.
-    roll
-        Who is there; members that are not yet count no samples.
-    header
-        What every message of the run says.
-    terms
-        How long to wait, and for how many.
-    report
+    plan
+        What to run.
+    out
+        The run's folder; if it holds the same run, unfinished, that run goes on from its last round.
+    listener
         Told of every event.
+    watch
+        Told after each round.
 
-    Raises
-    ------
-    ConfigError
-        If the method starts from every member's number of samples, and one is not there.
+    Returns
+    -------
+    Path
+        The run's folder.
     """
-
-    def __init__(
-        self,
-        config: ExperimentConfig,
-        agreement: Agreement,
-        transport: Transport,
-        roll: RollCall,
-        header: Mapping[str, Any],
-        terms: Terms,
-        report: Listener,
-    ) -> None:
-        self.agreement, self.roll, self.terms = agreement, roll, terms
-        self._transport, self._common, self._report = transport, dict(header), report
-        sizes = {
-            split: [roll.sizes.get(client, {}).get(split, 0) for client in range(len(agreement.members))]
-            for split in ("train", "validation", "test")
-        }
-        self.world: World = blank_world(agreement, sizes)
-        algorithm = registry.make(config.algorithm, config.settings)
-        everyone = self.world.roles.trainers
-
-        def fresh(client: int) -> Tensor:
-            return fresh_row(config, agreement, client)
-
-        super().__init__(algorithm, engine_of(config, self.world), fresh=fresh, members=everyone)
-        begin = self.clients.rows
-        self._rows = take(begin, slice(0, 1))  # of which only shapes matter: the state lies at the nodes
-        self.clients = ClientStates({})
-        small = blank_world(agreement, {split: [1] * len(agreement.members) for split in sizes})
-        samples = Samples.of(small.dataset, small.shares, seed=config.seed, dtype=self.engine.samples.dtype)
-        self._dry = LoopEngine(self.engine.problem, samples, config.seed)
-        # Nodes make their first state themselves. They are told everybody's sizes only where it depends on them.
-        plain = Simulation(algorithm, self._dry, fresh=fresh, members=everyone).clients.rows
-        if any(not torch.equal(plain[name], rows) for name, rows in begin.items()):
-            if not all(sizes["train"]):
-                raise ConfigError(
-                    f"{algorithm.title} with these settings starts from every member's number of samples, but not all "
-                    "members are there: start them first"
-                )
-            self._common["sizes"] = sizes["train"]
-        self._shapes: dict[object, dict[str, Shape]] = {}
-        self.session = secrets.token_hex(4)  # tells this server's tokens from those of one that was killed
-        self.counted: dict[int, str] = {}
-        self._accepted: dict[int, str] = {}
-        self._void = False
-        self._suspects: set[int] = set()
-        self._ride: _Ride | None = None
-        self.scores: tuple[int, list[Score]] | None = None
-        self.wire_down = self.wire_up = 0
-        self.replied = 0  # nodes that had a part in the last round
-        self.epsilon: dict[int, float] = {}  # what each node says that it has spent in this run
-
-    def learn_sizes(self) -> None:
-        """Take over the sizes of members that joined since."""
-        for client, sizes in self.roll.sizes.items():
-            for split in self.engine.sizes:
-                self.engine.sizes[split][client] = self.engine.host_sizes[split][client] = sizes[split]
-
-    def play_round(self, clients: Tensor, round_number: int) -> Info:
-        """Play one round; see :meth:`Simulation.play_round`. What nodes replied counts only if the round does."""
-        self._accepted, self._void = {}, False
-        info = super().play_round(clients, round_number)
-        self.replied = len(self._accepted)
-        if self._void:
-            reason = f"fewer than {self.terms.minimum} replied"
-            self._report(Event(round_number, "void round", None, reason))
-        else:
-            self.counted |= self._accepted
-        self._accepted = {}
-        return info
-
-    def prepare_evaluation(self, round_number: int) -> None:
-        """Let the evaluation of the state after a round ride on the next exchange.
-
-        Parameters
-        ----------
-        round_number
-            The round that was played last, which must be in a checkpoint.
-        """
-        clients = self.world.roles.trainers
-        cohort = self.cohort(clients, round_number)
-        self._accepted = {}
-        try:
-            with self._trial():
-                message = play(self.algorithm.personalise(self.server, cohort), self.exchange(cohort, "personalise"))
-        except NoReplies:
-            self._report(Event(round_number, "no evaluation", None, "nobody took part in making personal models"))
-            return
-        shared = self.algorithm.global_model(self.server) or {}
-        others = self.algorithm.other_models(self.server)
-        self._ride = _Ride(round_number, clients, message, shared, others, dict(self._accepted))
-        self._accepted = {}
-
-    def evaluate_now(self) -> None:
-        """Send the evaluation that is waiting without a task: after the last round nothing else goes out."""
-        if self._ride is not None:
-            self._exchange(Call(self._ride.round, EVALUATE, 0), None, {})
-
-    def _deliver(self, ask: Ask, cohort: Cohort, call: Call) -> Replies:
-        asked = cohort.clients if ask.clients is None else ask.clients
-        if ask.task not in self.tasks:
-            raise AlgorithmError(f"{self.algorithm.title} asked for the task {ask.task!r}; it has {list(self.tasks)}")
-        for name, value in ask.message.each.items():
-            if len(value) != len(asked):
-                raise AlgorithmError(f"the message {name!r} has {len(value)} rows for {len(asked)} clients")
-        messages = {
-            client: ask.message.shared | {name: value[place] for name, value in ask.message.each.items()}
-            for place, client in enumerate(asked.tolist())
-        }
-        self.traffic.down += ask.message.bytes_each * len(asked)
-        replies = self._exchange(call, ask.task, messages)
-        if len(replies) < min(self.terms.minimum, len(asked)) or not replies:
-            self._void = self._void or call.purpose == "round"
-            raise NoReplies
-        self._accepted |= {client: self._token(call) for client in replies}
-        self.traffic.up += sum(payload(rows) for rows in replies.values())
-        first = next(iter(replies.values()))
-        rows = {name: torch.stack([reply[name] for reply in replies.values()]) for name in first}
-        return Replies(torch.tensor(list(replies)), rows)
-
-    def _token(self, call: Call) -> str:
-        return f"{self.session}-{call.round}-{call.purpose}-{call.exchange}".replace(" ", "-")
-
-    def _exchange(self, call: Call, task: str | None, messages: Mapping[int, Rows]) -> dict[int, Rows]:
-        """Send the messages, and the evaluation that is waiting; give the replies that are what they must be."""
-        present = self.roll.present
-        ride = self._ride if call.purpose in ("round", EVALUATE) else None
-        self._ride = None if ride is not None else self._ride
-        blocks = {}
-        for client in present:
-            if client in messages or ride is not None:
-                mine = messages.get(client)
-                blocks[client] = self._pack(call, client, task if mine is not None else None, mine or {}, ride)
-        self.wire_down += sum(map(len, blocks.values()))
-        for client in sorted(messages.keys() - present.keys()):
-            self.roll.miss(client)
-            self._report(Event(call.round, "no reply", client, "it is not there"))
-        patience = frozenset(present[client] for client in blocks if client not in self._suspects)
-        sent = {present[client]: block for client, block in blocks.items()}
-        answers = self._transport.exchange(sent, self.terms.deadline, patience or frozenset(sent))
-        replies: dict[int, Rows] = {}
-        told: dict[tuple[str, str, str], dict[int, float | None]] = {}
-        for client in blocks:
-            answer = answers.get(present[client])
-            expected = self._expected(task, messages[client], call) if task and client in messages else {}
-            try:
-                envelope = self._open(answer, client, call, expected)
-            except _Lost as lost:
-                if lost.what == "no reply":
-                    self._suspects.add(client)
-                    self.roll.miss(client)
-                # Who was only to be evaluated costs the round nothing.
-                told_as = (lost.what, lost.why) if client in messages else ("no evaluation", f"{lost.what}: {lost.why}")
-                self._report(Event(call.round, told_as[0], client, told_as[1]))
-                continue
-            self._suspects.discard(client)
-            self.roll.heard(client, call.round)
-            if client in messages:
-                replies[client] = envelope.under("reply")
-            spent = envelope.header.get("epsilon")
-            if isinstance(spent, int | float) and spent >= 0:
-                self.epsilon[client] = float(spent)
-            for key, value in _scores(envelope):
-                told.setdefault(key, {})[client] = value
-        if ride is not None:
-            self.scores = (ride.round, list(_collected(told)))
-        return replies
-
-    def _pack(self, call: Call, client: int, task: str | None, message: Rows, ride: _Ride | None) -> bytes:
-        tensors = {f"message/{name}": value for name, value in message.items()}
-        base = self._accepted.get(client, "")
-        keep, evaluate = [base] if base else [], None
-        if ride is not None:
-            evaluate, more = ride.of(client)
-            tensors |= more
-            keep += [evaluate["base"]] if evaluate["base"] else []
-        if self._ride is not None and client in self._ride.bases:
-            keep.append(self._ride.bases[client])
+    config = plan.experiment(agreement)
+    trackers = make_all(plan.track, new=None if (out / "config.yaml").exists() else out)
+    with contextlib.ExitStack() as stack:
+        folder, run, is_new = _open(config, agreement, out)
+        stack.enter_context(folder)
+        stack.enter_context(threads(config.threads))
+        report = EventLog(folder.path, listener)
         header = {
-            **self._common,
-            "kind": WORK,
-            "client": client,
-            "round": call.round,
-            "purpose": call.purpose,
-            "exchange": call.exchange,
-            "task": task,
-            "token": self._token(call),
-            "counted": self.counted.get(client, ""),
-            "base": base,
-            "keep": keep,
-            "evaluate": evaluate,
+            "run": run,
+            "federation": agreement.digest,
+            "algorithm": config.algorithm,
+            "settings": config.plain()["settings"],
         }
-        return pack(header, tensors)
-
-    def _open(self, answer: bytes | Failure | None, client: int, call: Call, expected: Mapping[str, Shape]) -> Envelope:
-        if answer is None:
-            raise _Lost("no reply", f"not within {self.terms.deadline:g} s")
-        if isinstance(answer, Failure):
-            raise _Lost("no reply" if answer.gone else "error", answer.reason)
-        self.wire_up += len(answer)
-        try:
-            envelope = unpack(answer, self.agreement.limit)
-            if envelope.header.get("error"):
-                raise _Lost("error", str(envelope.header["error"]))
-            check_header(envelope.header, {"run": self._common["run"], "client": client, "token": self._token(call)})
-            check(envelope.tensors, {f"reply/{name}": shape for name, shape in expected.items()})
-        except Rejected as reason:
-            raise _Lost("garbage", str(reason)) from reason
-        return envelope
-
-    def _expected(self, task: str, message: Rows, call: Call) -> dict[str, Shape]:
-        """Find what a reply must look like by running the task on one blank sample."""
-        key = (task, tuple((name, Shape.of(value)) for name, value in message.items()))
-        if key not in self._shapes:
-            rows = {name: value.unsqueeze(0) for name, value in message.items()}
-            state = {name: value.clone() for name, value in self._rows.items()}
-            with torch.no_grad():
-                _, reply = self._dry.run(self.tasks[task], torch.tensor([0]), state, rows, call)
-            self._shapes[key] = {name: Shape.of(value[0]) for name, value in reply.items()}
-        return self._shapes[key]
-
-
-class _Lost(Exception):
-    """There is no reply that can be used; says what happened, in the words of events."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(why)
-        self.what, self.why = what, why
+        roll = RollCall(agreement, transport, header, report, plan.deadline)
+        _gather(roll, agreement, plan)
+        before = folder.checkpoints.latest()
+        for client, sizes in (before.extra["sizes"] if before is not None else {}).items():
+            roll.sizes.setdefault(int(client), sizes)  # of members that are not there now
+        terms = Terms(plan.deadline, plan.minimum)
+        federation = Federation(config, agreement, transport, roll, header, terms, report)
+        playing = FederatedExperiment(config, folder, federation)
+        kept = playing.restore()
+        report(Event(kept, "began" if is_new else "resumed", None, f"run {run}"))
+        primary = playing.scorer.primary
+        stack.enter_context(_as_events(playing, report))
+        # The last round's evaluation was still to come when it was stopped.
+        after, honest = max(kept - 1, 0), federation.population.roles.honest
+        observer = stack.enter_context(TrackerObserver(trackers, folder, after, honest, primary, stored=kept))
+        playing.run(watch, observer.round)
+        summary = summarise(
+            folder.metrics.read(),
+            algorithm=federation.algorithm.name,
+            seed=config.seed,
+            rounds=playing.completed,
+            seconds=folder.timings.total(),
+            metric=primary,
+            higher_is_better=metric_table.get(primary).higher_is_better,
+            privacy=config.privacy,
+            measured=agreement.privacy is None or agreement.privacy.tell_metrics,
+        )
+        folder.finish(summary)
+        observer.end(summary)
+    return folder.path
 
 
-def _scores(envelope: Envelope) -> Iterator[tuple[tuple[str, str, str], float | None]]:
-    found = envelope.header.get("scores") or []
-    for entry in found if isinstance(found, list) else []:
-        if not isinstance(entry, list) or len(entry) != 4 or not all(isinstance(word, str) for word in entry[:3]):
-            continue
-        model, split, metric, value = entry
-        if split in ("train", "validation", "test") and (value is None or isinstance(value, int | float)):
-            yield (model, split, metric), None if value is None else float(value)
+@contextlib.contextmanager
+def _as_events(playing: FederatedExperiment, report: Listener) -> Iterator[None]:
+    """Make an event of a tracker that fails: a server's warnings are seen by nobody."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", TrackerWarning)
+        show = warnings.showwarning
+
+        def told(message: Warning | str, category: type[Warning], *more: Any, **options: Any) -> None:
+            if issubclass(category, TrackerWarning):
+                report(Event(playing.completed, "tracker failed", None, str(message)))
+            else:
+                show(message, category, *more, **options)
+
+        warnings.showwarning = told
+        yield
 
 
-def _collected(told: Mapping[tuple[str, str, str], Mapping[int, float | None]]) -> Iterator[Score]:
-    for (model, split, metric), values in told.items():
-        numbers = [float("nan") if value is None else value for value in values.values()]
-        clients = torch.tensor(list(values))
-        yield Score(model, split, metric, torch.tensor(numbers, dtype=torch.float64), clients)  # type: ignore[arg-type]
+def _open(config: ExperimentConfig, agreement: Agreement, out: Path) -> tuple[RunFolder, str, bool]:
+    if not (out / "config.yaml").exists():
+        run = secrets.token_hex(8)
+        folder = RunFolder.create(out, config.plain())
+        folder.write_choices({"engine": "loop", "threads": config.threads, "federation": agreement.name, "run": run})
+        return folder, run, True
+    folder = RunFolder.open(out)
+    try:
+        if folder.summary() is not None:
+            raise RunFolderError(f"{out} is finished: choose another --out")
+        theirs, ours = ({**each, "data": None} for each in (folder.config, config.plain()))
+        differ = [name for name in ours if theirs.get(name) != _listed(ours[name])]
+        if differ:
+            raise RunFolderError(f"{out} holds a run with another {', '.join(differ)}: choose another --out")
+        known = folder.choices.get("run")
+        if not isinstance(known, str):
+            raise RunFolderError(f"{out} holds a run that is not a federation's: choose another --out")
+    except BaseException:
+        folder.close()
+        raise
+    return folder, known, False
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _gather(roll: RollCall, agreement: Agreement, plan: Plan) -> None:
+    until = time.monotonic() + plan.wait
+    while True:
+        roll.call(0)
+        here = len(roll.present)
+        if here == len(agreement.members):
+            return
+        if time.monotonic() >= until:
+            break
+        time.sleep(min(0.5, plan.wait))
+    if here < plan.minimum:
+        raise ConfigError(
+            f"{here} of {len(agreement.members)} members came within {plan.wait:g} s, but minimum is {plan.minimum}: "
+            "start the others, or wait longer"
+        )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from coterie.results.comparison import At, Collaboration, client_scores, collaboration, over_seeds, wilcoxon
 from coterie.results.result import Result
-from coterie.results.runs import Runs
-from coterie.results.summary import MODELS, summarise
+from coterie.results.run_set import RunSet
+from coterie.results.statistics import At, Collaboration, client_scores, collaboration, over_seeds, wilcoxon
 from coterie.results.tables import matrix_table, table
+from coterie.runs.summary import MODELS, summarise
 
 __all__ = [
     "MODELS",
     "At",
     "Collaboration",
     "Result",
-    "Runs",
+    "RunSet",
     "client_scores",
     "collaboration",
     "matrix_table",

@@ -13,13 +13,20 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from coterie import figures
 from coterie.errors import RunFolderError
-from coterie.results import maps
-from coterie.results.runs import Runs
+from coterie.results import figures, heat_maps
+from coterie.results.run_set import RunSet
 from coterie.results.tables import table
-from coterie.storage import MetricsLog, TimingsLog, WeightsLog, matrix_log, read_config, read_shares, read_summary
-from coterie.storage.reading import SHARES
+from coterie.runs.storage import (
+    MatrixLog,
+    MetricsLog,
+    TimingsLog,
+    accuracy_matrix_log,
+    read_config,
+    read_shares,
+    read_summary,
+)
+from coterie.runs.storage.reader import SHARES
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -84,7 +91,7 @@ class Result:
     @property
     def weight_rounds(self) -> list[int]:
         """The rounds that have collaboration weights, in order; none if the method has none."""
-        return WeightsLog(self._path / "weights").rounds()
+        return MatrixLog(self._path / "weights").rounds()
 
     def weights(self, round_number: int | None = None) -> pd.DataFrame:
         """Give the collaboration weights of one round.
@@ -99,12 +106,12 @@ class Result:
         pandas.DataFrame
             The matrix; its index are the clients that took, its columns those from whom they took.
         """
-        return WeightsLog(self._path / "weights").read(round_number)
+        return MatrixLog(self._path / "weights").read(round_number)
 
     @property
     def matrix_rounds(self) -> list[int]:
         """The rounds that have an accuracy matrix, in order; none unless ``matrix`` was asked for."""
-        return matrix_log(self._path).rounds()
+        return accuracy_matrix_log(self._path).rounds()
 
     def matrix(self, round_number: int | None = None) -> pd.DataFrame:
         """Give the accuracy matrix of one round.
@@ -120,7 +127,7 @@ class Result:
             The matrix; its index are the clients whose personal models were measured, its columns those on whose test
             samples.
         """
-        return matrix_log(self._path).read(round_number)
+        return accuracy_matrix_log(self._path).read(round_number)
 
     @cached_property
     def shares(self) -> pd.DataFrame:
@@ -143,9 +150,9 @@ class Result:
         Returns
         -------
         plotly.graph_objects.Figure
-            A figure that a notebook shows; :class:`coterie.results.Runs` plots several runs together.
+            A figure that a notebook shows; :class:`coterie.results.RunSet` plots several runs together.
         """
-        return Runs([self]).plot_curves(metric)
+        return RunSet([self]).plot_curves(metric)
 
     def plot_clients(self, metric: str | None = None, sort: bool = False) -> Figure:
         """Plot how clients fare at the last round: boxes, or every client from the least to the greatest.
@@ -162,7 +169,7 @@ class Result:
         plotly.graph_objects.Figure
             A panel for each model.
         """
-        return Runs([self]).plot_clients(metric, sort)
+        return RunSet([self]).plot_clients(metric, sort)
 
     def plot_fairness(self, metric: str | None = None) -> Figure:
         """Plot the mean over clients against the variance over clients, of the metric and of the loss.
@@ -177,9 +184,9 @@ class Result:
         plotly.graph_objects.Figure
             A point for each model.
         """
-        return Runs([self]).plot_fairness(metric)
+        return RunSet([self]).plot_fairness(metric)
 
-    def plot_weights(self, frames: int = maps.FRAMES) -> Figure:
+    def plot_weights(self, frames: int = heat_maps.FRAMES) -> Figure:
         """Plot the collaboration weights, with clients of one group beside each other and a slider over rounds.
 
         Parameters
@@ -192,9 +199,9 @@ class Result:
         plotly.graph_objects.Figure
             A heat map: a row for each client that took, a column for each from whom it took.
         """
-        return figures.plotly_figure(maps.weights_map(self, frames))
+        return figures.plotly_figure(heat_maps.weights_map(self, frames))
 
-    def plot_matrix(self, frames: int = maps.FRAMES) -> Figure:
+    def plot_matrix(self, frames: int = heat_maps.FRAMES) -> Figure:
         """Plot the accuracy matrix, with clients of one group beside each other.
 
         Parameters
@@ -207,7 +214,7 @@ class Result:
         plotly.graph_objects.Figure
             A heat map: a row for each personal model, a column for each client on whose samples it was measured.
         """
-        return figures.plotly_figure(maps.matrix_map(self, frames))
+        return figures.plotly_figure(heat_maps.matrix_map(self, frames))
 
     def plot_s_acc(self) -> Figure:
         """Plot S-acc, read off the accuracy matrix, against the fraction of the other clients.
@@ -217,7 +224,7 @@ class Result:
         plotly.graph_objects.Figure
             From L-acc at 0 to G-acc at 1.
         """
-        return Runs([self]).plot_s_acc()
+        return RunSet([self]).plot_s_acc()
 
     def plot_shares(self) -> Figure:
         """Plot who holds what: training samples of each class by client.
@@ -227,7 +234,7 @@ class Result:
         plotly.graph_objects.Figure
             Bubbles for few clients, a heat map for many.
         """
-        return figures.plotly_figure(maps.shares_map(self))
+        return figures.plotly_figure(heat_maps.shares_map(self))
 
     def plot_bytes(self) -> Figure:
         """Plot the bytes of each round.
@@ -237,7 +244,7 @@ class Result:
         plotly.graph_objects.Figure
             A panel for each direction.
         """
-        return Runs([self]).plot_bytes()
+        return RunSet([self]).plot_bytes()
 
     def plot_seconds(self) -> Figure:
         """Plot the seconds of each round.
@@ -247,7 +254,7 @@ class Result:
         plotly.graph_objects.Figure
             A panel for each thing that took time.
         """
-        return Runs([self]).plot_seconds()
+        return RunSet([self]).plot_seconds()
 
     def table(self) -> Table:
         """Give the table that the end of a run prints.

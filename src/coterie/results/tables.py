@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from coterie.results.summary import MODELS
+from coterie.runs.summary import MODELS
 
 _ABSENT = "–"
 

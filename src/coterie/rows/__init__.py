@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coterie.rows.access import look_at_rows, put_rows, row_blocks, take_rows
 from coterie.rows.algebra import (
     column_blocks,
     cosines,
@@ -12,20 +13,19 @@ from coterie.rows.algebra import (
     squared_distances,
     total,
 )
-from coterie.rows.kept import Kept, chosen_of, repeated
+from coterie.rows.backends import Backend, DeviceBackend, InitialBackend, RowIndex
 from coterie.rows.layout import Columns, Layout, Rows, nbytes
-from coterie.rows.shelves import Chosen, OnDevice, Opening, Shelf
-from coterie.rows.taking import look_at_rows, put_rows, row_blocks, take_rows
+from coterie.rows.matrix import ClientMatrix, chosen_of, repeated
 
 __all__ = [
-    "Chosen",
+    "Backend",
+    "ClientMatrix",
     "Columns",
-    "Kept",
+    "DeviceBackend",
+    "InitialBackend",
     "Layout",
-    "OnDevice",
-    "Opening",
+    "RowIndex",
     "Rows",
-    "Shelf",
     "chosen_of",
     "column_blocks",
     "cosines",

@@ -5,7 +5,7 @@ bounded and a float32 matrix loses nothing.
 
 On a CPU, how a matrix is cut depends on its shape and not on where it is kept, so that neither do the last bits. In a
 sharded run, what is done with a matrix whose rows are spread over ranks, and with other large ones, is shared out
-(:mod:`coterie.rows.collective`).
+(:mod:`coterie.rows.distributed.collective`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from coterie import matrix_units
-from coterie.rows import collective
-from coterie.rows.kept import Kept
-from coterie.rows.taking import row_blocks, take_rows
+from coterie.rows import matrix_units
+from coterie.rows.access import row_blocks, take_rows
+from coterie.rows.distributed import collective
+from coterie.rows.matrix import ClientMatrix
 
 _MANY = 64  # sums from which on splitting their terms pays
 _LONG = 256  # terms of a sum from which on it costs more to compute than to send
@@ -48,12 +48,12 @@ def column_blocks(rows: Tensor, clients: int | None = None) -> Iterator[Tensor]:
 
 def _together(rows: Tensor) -> Tensor | None:
     """Give a matrix as a plain one, if it may lie on the device that computes as a whole."""
-    if not isinstance(rows, Kept):
+    if not isinstance(rows, ClientMatrix):
         return rows
     room = _AT_ONCE
     if rows.is_cuda:
         room = torch.cuda.get_device_properties(rows.device).total_memory // 8
-        if rows.shelf.whole() is not None:
+        if rows.backend.whole() is not None:
             return rows.dense()
     return rows.dense() if rows.nbytes <= room else None
 
@@ -99,16 +99,16 @@ def gram(rows: Tensor, other: Tensor | None = None) -> Tensor:
         A float64 matrix ``[a, b]``.
     """
     if other is not None and (ranks := collective.ranks_of(other)):
-        mine = rows.dense() if isinstance(rows, Kept) else rows
+        mine = rows.dense() if isinstance(rows, ClientMatrix) else rows
         none = torch.empty(0, len(mine), dtype=torch.float64, device=mine.device)
         return collective.each(other, ranks, none, lambda block: _gram(block, mine)).T
     if other is not None and collective.ranks_of(rows):
         return gram(other, rows).T
-    if other is not None and isinstance(other, Kept):
+    if other is not None and isinstance(other, ClientMatrix):
         return torch.cat([gram(rows, block) for _, block in row_blocks(other)], 1)
-    if other is not None and isinstance(rows, Kept):
+    if other is not None and isinstance(rows, ClientMatrix):
         return torch.cat([gram(block, other) for _, block in row_blocks(rows)])
-    if other is None and isinstance(rows, Kept) and (ranks := rows.shelf.ranks) and _fits(rows, ranks.count):
+    if other is None and isinstance(rows, ClientMatrix) and (ranks := rows.backend.ranks) and _fits(rows, ranks.count):
         return _symmetric(collective.by_columns(rows, ranks, _gram))
     plain = _together(rows)
     if plain is None:
@@ -141,7 +141,7 @@ def _symmetric(products: Tensor) -> Tensor:
     return (products + products.T) / 2
 
 
-def _fits(rows: Kept, count: int) -> bool:
+def _fits(rows: ClientMatrix, count: int) -> bool:
     """Say whether a process may hold one of so many parts of a kept matrix."""
     room = torch.cuda.get_device_properties(rows.device).total_memory // 8 if rows.is_cuda else _AT_ONCE
     return rows.nbytes // count <= room
@@ -149,8 +149,8 @@ def _fits(rows: Kept, count: int) -> bool:
 
 def _pairs(rows: Tensor, centre: Tensor) -> Tensor:
     """Inner products of all pairs of rows less a centre, of a matrix that is read in blocks of rows."""
-    assert isinstance(rows, Kept)
-    count = max(16, _PAIRED // max(1, rows.shelf.row_bytes) // 16 * 16)
+    assert isinstance(rows, ClientMatrix)
+    count = max(16, _PAIRED // max(1, rows.backend.row_bytes) // 16 * 16)
     out = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     ranks, turn = collective.ranks_of(rows), 0
     for begin, left in rows.blocks(count):
@@ -184,7 +184,7 @@ def norms(rows: Tensor) -> Tensor:
     """
     if ranks := collective.ranks_of(rows):
         return collective.each(rows, ranks, torch.empty(0, dtype=torch.float64, device=rows.device), norms)
-    if isinstance(rows, Kept):
+    if isinstance(rows, ClientMatrix):
         return torch.cat([norms(block) for _, block in row_blocks(rows)])
     if rows.is_cuda:  # its reduction turns numbers into float64 as it reads them
         whole: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
@@ -235,7 +235,7 @@ def squared_distances(rows: Tensor) -> Tensor:
     plain = None if spread else _together(rows)
     # Of the squares: what is below may be the matrix units' rounding, and equal models must lie at distance 0.
     floor = 2.0**-20 if matrix_units.pays(rows) else 0.0
-    if spread and isinstance(rows, Kept) and _fits(rows, spread.count):
+    if spread and isinstance(rows, ClientMatrix) and _fits(rows, spread.count):
         products = _symmetric(collective.by_columns(rows, spread, _centred_gram))
     elif plain is None:
         products, floor = _pairs(rows, _centre(rows)), 0.0
@@ -331,14 +331,14 @@ def mix(weights: Tensor, rows: Tensor) -> Tensor:
         start = torch.zeros((*own.shape[:-1], *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
         return collective.summed(rows, ranks, start, lambda some, block: own[..., some.here] @ block)
     many = weights.dim() == 2 and len(weights) >= _MANY
-    long = many and not isinstance(rows, Kept) and rows.dim() == 2 and len(rows) >= _LONG
+    long = many and not isinstance(rows, ClientMatrix) and rows.dim() == 2 and len(rows) >= _LONG
     if long and (ranks := collective.sharing_out(len(weights) * rows.numel())):
         return collective.joined(ranks, lambda some: _mix(weights, rows[:, some], many), rows.shape[1])
     return _mix(weights, rows, many)
 
 
 def _mix(weights: Tensor, rows: Tensor, many: bool) -> Tensor:
-    plain = _together(rows) if many and (rows.is_cuda or not isinstance(rows, Kept)) else None
+    plain = _together(rows) if many and (rows.is_cuda or not isinstance(rows, ClientMatrix)) else None
     if plain is not None and matrix_units.pays(plain):
         return matrix_units.mixed(weights, plain)
     weights = weights.to(rows.dtype)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from coterie.tracking.base import Measured, TrackedRun, Tracker, TrackerWarning
-from coterie.tracking.catalogue import TRACKERS, Track, make, make_all
-from coterie.tracking.telling import Telling
+from coterie.tracking.observer import TrackerObserver
+from coterie.tracking.registry import TRACKERS, Track, make, make_all
 
 __all__ = [
     "TRACKERS",
     "Measured",
-    "Telling",
     "Track",
     "TrackedRun",
     "Tracker",
+    "TrackerObserver",
     "TrackerWarning",
     "make",
     "make_all",

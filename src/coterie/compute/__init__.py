@@ -1,0 +1,1 @@
+"""What computes: the oracle, the batched engine, their schedules and nets."""

@@ -1,0 +1,293 @@
+"""The face of an engine: it runs the client's half for some clients, and applies models to their samples."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie import randomness
+from coterie.algorithms.base import Here, Minibatches, Net, Task
+from coterie.compute.samples import Samples, Split
+from coterie.models.problem import Problem
+from coterie.rows import Rows
+
+Predict = Callable[[Net, Rows, Tensor], Tensor]
+"""From a net, parameter rows and samples to outputs: :meth:`coterie.algorithms.base.Algorithm.predict`."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """When and why a task is run; decides which random numbers it draws.
+
+    Parameters
+    ----------
+    round
+        The round, counted from 1.
+    purpose
+        What the task is part of, for instance ``"round"`` or ``"personalise"``.
+    exchange
+        Its number within the round.
+    """
+
+    round: int
+    purpose: str = "round"
+    exchange: int = 0
+
+
+class Engine(abc.ABC):
+    """Runs tasks and models for the clients of a federation.
+
+    Parameters
+    ----------
+    problem
+        What is learnt.
+    samples
+        The federation's samples.
+    seed
+        The experiment's seed.
+    """
+
+    name: str
+
+    def __init__(self, problem: Problem, samples: Samples, seed: int) -> None:
+        self.problem, self.samples, self.seed = problem, samples, seed
+        self.sizes = {split: samples.sizes(split) for split in ("train", "validation", "test")}
+        self.host_sizes = {split: sizes.cpu() for split, sizes in self.sizes.items()}
+
+    @property
+    @abc.abstractmethod
+    def net(self) -> Net:
+        """The model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.samples.y.device
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What decides the last bits of a result: kernels, chunks, threads."""
+        return {"engine": self.name, "threads": torch.get_num_threads(), "device": str(self.device)}
+
+    def rounding(self) -> contextlib.AbstractContextManager[None]:
+        """Let products on a GPU be rounded as the engine was told, the server's too.
+
+        Returns
+        -------
+        context manager
+            To compute in.
+        """
+        return contextlib.nullcontext()
+
+    @abc.abstractmethod
+    def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
+        """Run a task.
+
+        Parameters
+        ----------
+        task
+            The client's half.
+        clients
+            Who runs it ``[rows]``, in increasing order.
+        state
+            Their state, a row each.
+        message
+            What they were sent, a row each.
+        call
+            When and why.
+
+        Returns
+        -------
+        tuple of Rows
+            What changes in their state, and their replies, in the order of ``clients``.
+        """
+
+    @abc.abstractmethod
+    def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
+        """Apply each client's model to its own samples.
+
+        Parameters
+        ----------
+        predict
+            How a model is applied.
+        rows
+            The models, a row per client; or one model without a client axis if ``shared``.
+        clients
+            Whose samples.
+        split
+            Which of them.
+        shared
+            One model for all clients.
+
+        Returns
+        -------
+        Tensor
+            Outputs ``[samples of all these clients, ...]``, client after client.
+        """
+
+    def predict_all(
+        self, predict: Predict, rows: Rows, clients: Tensor, splits: tuple[Split, ...], shared: bool = False
+    ) -> list[Tensor]:
+        """Apply each client's model to its own samples of several splits.
+
+        Parameters
+        ----------
+        predict
+            How a model is applied.
+        rows
+            The models, a row per client; or one model without a client axis if ``shared``.
+        clients
+            Whose samples.
+        splits
+            Which of them; in each of them some client has samples.
+        shared
+            One model for all clients.
+
+        Returns
+        -------
+        list of Tensor
+            What :meth:`predict` gives for each split, but for rounding.
+        """
+        return [self.predict(predict, rows, clients, split, shared) for split in splits]
+
+    def here(self, clients: Tensor, call: Call, host: Tensor | None = None) -> Here:
+        """Say what clients know about themselves.
+
+        Parameters
+        ----------
+        clients
+            The clients.
+        call
+            When and why.
+        host
+            The same clients on the host, where the caller has them.
+
+        Returns
+        -------
+        Here
+            A row for each.
+        """
+        return Here(
+            clients=clients,
+            round=call.round,
+            sizes=self.sizes["train"][clients],
+            validation_sizes=self.sizes["validation"][clients],
+            class_counts=self.samples.class_counts[clients],
+            key=self.key("task", clients.cpu() if host is None else host, call).to(clients.device),
+            net=self.net,
+            seed=self.seed,
+        )
+
+    def key(self, purpose: str, clients: Tensor, call: Call, fold: int = 0) -> Tensor:
+        """Give stream keys for a purpose within a call.
+
+        Parameters
+        ----------
+        purpose
+            What is drawn.
+        clients
+            The clients.
+        call
+            When and why.
+        fold
+            Number of the fold within the task.
+
+        Returns
+        -------
+        Tensor
+            Keys, one a client.
+        """
+        key = randomness.keys(self.seed, f"{call.purpose} {purpose}", call.round, clients)
+        if key.device.type != "cpu":
+            return randomness.fold_in(randomness.fold_in(key, call.exchange), fold)
+        return torch.from_numpy(randomness.fold_in(randomness.fold_in(key.numpy(), call.exchange), fold))
+
+    def epochs(self, over: Minibatches, clients: Tensor, call: Call, fold: int) -> Tensor:
+        """Give each client's number of epochs.
+
+        Parameters
+        ----------
+        over
+            The minibatches.
+        clients
+            The clients.
+        call
+            When and why.
+        fold
+            Number of the fold within the task.
+
+        Returns
+        -------
+        Tensor
+            Integers ``[rows]``.
+        """
+        if isinstance(over.epochs, int):
+            return torch.full_like(clients, over.epochs)
+        low, high = over.epochs
+        drawn = randomness.uniform(self.key("epochs", clients, call, fold), 1).squeeze(-1)
+        return low + (drawn * (high - low + 1)).long()
+
+
+def take(rows: Rows, index: Tensor | slice) -> Rows:
+    """Give some rows of every name.
+
+    Parameters
+    ----------
+    rows
+        Named rows.
+    index
+        Which; a slice gives views.
+
+    Returns
+    -------
+    Rows
+        Those rows.
+    """
+    return {name: value[index] for name, value in rows.items()}
+
+
+def pick(message: Rows, places: Tensor) -> Rows:
+    """Give some rows of a message.
+
+    Parameters
+    ----------
+    message
+        Named rows; what all got alike is one row repeated with stride 0, which is not copied.
+    places
+        Which rows.
+
+    Returns
+    -------
+    Rows
+        Those rows.
+    """
+    return {
+        name: value[:1].expand(len(places), *value.shape[1:])
+        if value.shape[0] > 1 and value.stride(0) == 0
+        else value[places]
+        for name, value in message.items()
+    }
+
+
+def join(pieces: list[Rows]) -> Rows:
+    """Put rows one after another.
+
+    Parameters
+    ----------
+    pieces
+        Rows with the same names.
+
+    Returns
+    -------
+    Rows
+        All of them.
+    """
+    if len(pieces) == 1:
+        return pieces[0]
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}

@@ -1,0 +1,108 @@
+"""The oracle: one client at a time, plain modules and autograd, as obvious as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from coterie import randomness
+from coterie.algorithms.base import Batch, Fold, Here, Minibatches, Net, Task
+from coterie.compute.engine import Call, Engine, Predict, join, take
+from coterie.compute.nets.row_nets import ModuleNet
+from coterie.compute.samples import Samples, Split
+from coterie.models.problem import Problem
+from coterie.rows import Rows
+
+
+class LoopEngine(Engine):
+    """Runs one client after another.
+
+    Parameters
+    ----------
+    problem
+        What is learnt.
+    samples
+        The federation's samples.
+    seed
+        The experiment's seed.
+    """
+
+    name = "loop"
+
+    def __init__(self, problem: Problem, samples: Samples, seed: int) -> None:
+        super().__init__(problem, samples, seed)
+        self._net = ModuleNet(problem.module, problem.layout)
+
+    @property
+    def net(self) -> Net:
+        """The model."""
+        return self._net
+
+    def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
+        """Run a task; see :meth:`Engine.run`."""
+        changes, replies = [], []
+        for row in range(len(clients)):
+            one = slice(row, row + 1)
+            here = self.here(clients[one], call)
+            work = task.start(here, take(state, one), take(message, one))
+            for number, fold in enumerate(task.folds()):
+                for batches in self._batches(fold, here, call, number):
+                    work = fold.step(work, *batches)
+                if fold.then is not None:
+                    work = fold.then(here, work)
+            change, reply = task.finish(here, work)
+            changes.append(change)
+            replies.append(reply)
+        return join(changes), join(replies)
+
+    def _batches(self, fold: Fold, here: Here, call: Call, number: int) -> Iterator[list[Batch]]:
+        over = fold.over
+        if isinstance(over, Minibatches):
+            yield from self._minibatches(over, here, call, number)
+            return
+        mine = self.samples.splits[over.split][int(here.clients)]
+        for index in mine.split(over.size):
+            if len(index):
+                yield [self._batch(index, here, share=len(index) / len(mine), key=None)]
+
+    def _minibatches(self, over: Minibatches, here: Here, call: Call, number: int) -> Iterator[list[Batch]]:
+        mine = self.samples.splits["train"][int(here.clients)]
+        size = over.size or len(mine)
+        per_epoch = -(-len(mine) // size)
+        steps = over.steps
+        if steps is None:
+            steps = int(self.epochs(over, here.clients, call, number)) * per_epoch
+        shuffle = self.key("batches", here.clients, call, number)
+        dropout = self.key("dropout", here.clients, call, number)
+        orders: list[Tensor] = []
+        for step in range(steps):
+            epoch, place = divmod(step, per_epoch)
+            if place == 0:
+                drawn = [randomness.fold_in(randomness.fold_in(shuffle, draw), epoch) for draw in range(over.draws)]
+                orders = [mine[randomness.permutations(key, here.sizes, len(mine))[0]] for key in drawn]
+            batches = []
+            for draw, order in enumerate(orders):
+                index = order[place * size : (place + 1) * size]
+                step_key = randomness.fold_in(dropout, step * over.draws + draw)
+                batches.append(self._batch(index, here, share=len(index) / len(mine), key=step_key))
+            yield batches
+
+    def _batch(self, index: Tensor, here: Here, share: float, key: Tensor | None) -> Batch:
+        x, y = self.samples.gather(index.unsqueeze(0), here.clients, key)
+        weight = torch.full(y.shape, 1 / len(index), dtype=self.samples.dtype, device=y.device)
+        shares = torch.full((1,), share, dtype=self.samples.dtype, device=y.device)
+        return Batch(self._net, self.problem.loss, x, y, weight, shares, key)
+
+    def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
+        """Apply each client's model to its own samples; see :meth:`Engine.predict`."""
+        outputs = []
+        with torch.no_grad():
+            for row, client in enumerate(clients.tolist()):
+                model = {name: value.unsqueeze(0) for name, value in rows.items()} if shared else None
+                model = model or take(rows, slice(row, row + 1))
+                index = self.samples.splits[split][client].unsqueeze(0)
+                x, _ = self.samples.gather(index, clients[row : row + 1])
+                outputs.append(predict(self._net, model, x)[0])
+        return torch.cat(outputs)

@@ -1,0 +1,1 @@
+"""Modules applied to many parameter rows at once."""

@@ -1,0 +1,285 @@
+"""Layers with parameters in stacked form: row ``r`` of the weights applied to row ``r`` of the samples.
+
+Activations come and go folded, ``[rows × samples, ...]``; weights are ``[rows, ...]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coterie import kernels
+from coterie.rows import Rows
+
+Convolution = Literal["auto", "fused", "grouped", "unfold", "single"]
+"""A kernel of our own that gathers patches as it multiplies, one grouped convolution, a batched matrix product of
+unfolded patches, one row after another, or the one that was fastest where we measured: fused on a GPU (unfolded where
+that kernel cannot run), one row after another on a CPU."""
+
+Form = Callable[[Any, Rows, Tensor, int, Convolution], Tensor]
+
+
+def few_samples(batch: Tensor, most: int) -> bool:
+    """Say whether a layer's time is that of reading its weights rather than of computing with them.
+
+    Parameters
+    ----------
+    batch
+        Samples ``[rows, samples, features]``.
+    most
+        How many samples count as few.
+
+    Returns
+    -------
+    bool
+        Whether there are few samples a row.
+    """
+    return batch.shape[1] <= most and batch.stride(2) == 1
+
+
+def _linear(layer: nn.Linear, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:
+    if rows == 1:  # a batched product of one is not shared among threads
+        shift = weights["bias"].squeeze(0) if "bias" in weights else None
+        return F.linear(x, weights["weight"].squeeze(0), shift)
+    batch = x.reshape(rows, -1, x.shape[-1])
+    weight, bias = weights["weight"], weights.get("bias")
+    if few_samples(batch, 64) and not weight.requires_grad and kernels.usable(batch, weight):
+        from coterie.kernels.linear import apply
+
+        folded = apply(batch, weight, bias, kernels.precision())
+        return folded.view(*x.shape[:-1], folded.shape[-1])
+    flipped = not x.is_cuda and weight.shape[1] < batch.shape[1]  # a CPU's products like the longer side last
+    left, right = (weight, batch.transpose(1, 2)) if flipped else (batch, weight.transpose(1, 2))
+    shift = None if bias is None else bias.unsqueeze(2 if flipped else 1)
+    out = torch.bmm(left, right) if shift is None else torch.baddbmm(shift, left, right)
+    out = out.transpose(1, 2).contiguous() if flipped else out
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def convolved(
+    layer: nn.Conv2d, weights: Rows, x: Tensor, rows: int, convolution: Convolution, cut: bool = False
+) -> Tensor:
+    """Convolve each row's images with its own filters.
+
+    Parameters
+    ----------
+    layer
+        The convolution's numbers.
+    weights
+        Its parameters, stacked.
+    x
+        Images of all rows.
+    rows
+        How many rows there are.
+    convolution
+        How.
+    cut
+        Whether to cut the result at zero.
+
+    Returns
+    -------
+    Tensor
+        Images of all rows.
+    """
+    weight, bias = weights["weight"], weights.get("bias")
+    plain_padding = isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
+    simple = plain_padding and layer.groups == 1 and set(layer.stride) == {1}
+    if convolution in ("auto", "fused"):
+        if simple and kernels.usable(x, weight):
+            return _conv2d_fused(layer, weight, bias, x, cut)
+        convolution = "unfold" if x.is_cuda else "single"
+    out = _conv2d(layer, weight, bias, x, rows, convolution, plain_padding)
+    return out.relu() if cut else out
+
+
+def _conv2d(
+    layer: nn.Conv2d,
+    weight: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    rows: int,
+    convolution: Convolution,
+    plain_padding: bool,
+) -> Tensor:
+    if convolution == "single" or not plain_padding:
+        x = _channels_last(x)
+        if rows == 1:
+            alone: Tensor = layer._conv_forward(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
+            return alone
+        # One unbind rather than a selection each: its backward pass joins all rows' gradients at once.
+        biases = [None] * rows if bias is None else bias.unbind(0)
+        pieces = x.unflatten(0, (rows, -1)).unbind(0)
+        each = zip(pieces, weight.unbind(0), biases, strict=True)
+        return torch.cat([layer._conv_forward(piece, own, shift) for piece, own, shift in each])
+    if convolution == "unfold" and layer.groups == 1:
+        return _conv2d_unfold(layer, weight, bias, x, rows)
+    samples = len(x) // rows
+    wide = x.unflatten(0, (rows, samples)).transpose(0, 1).flatten(1, 2)
+    out = F.conv2d(
+        wide,
+        weight.flatten(0, 1),
+        None if bias is None else bias.flatten(),
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        rows * layer.groups,
+    )
+    image: Tensor = out.unflatten(1, (rows, -1)).transpose(0, 1).flatten(0, 1)
+    return image
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Lay images out as a CPU convolves and pools them fastest; what comes out lies so too, until it is flattened."""
+    if x.is_cuda or x.dtype != torch.float32 or not x.is_contiguous():
+        return x
+    if x.shape[1] > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    samples, line, place = x.stride()[0], x.stride()[2], x.stride()[3]
+    return x.as_strided(x.shape, (samples, 1, line, place))  # one channel is first and last, and only has to say so
+
+
+def _conv2d_fused(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Tensor, cut: bool) -> Tensor:
+    from coterie.kernels.convolution import Shape, convolve
+
+    shape = Shape(*(_two(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)))
+    return convolve(x, weight, bias, shape, cut, kernels.precision())
+
+
+def _two(value: Any) -> tuple[int, int]:
+    first, second = value
+    return int(first), int(second)
+
+
+class _Patches(torch.autograd.Function):
+    """Every window of an image as one row ``[samples, down, across, window × channels]``, channels last.
+
+    As one strided copy, where ``F.unfold`` launches a kernel for every sample on a GPU; the way back is one strided sum
+    for each place in the window.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+        last = x.permute(0, 2, 3, 1)
+        if any(padding):
+            last = F.pad(last, (0, 0, padding[1], padding[1], padding[0], padding[0]))
+        samples, height, width, channels = last.shape
+        down = (height - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
+        across = (width - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
+        each, line, place, channel = last.stride()
+        windows = last.as_strided(
+            (samples, down, across, kernel[0], kernel[1], channels),
+            (each, line * stride[0], place * stride[1], line * dilation[0], place * dilation[1], channel),
+        )
+        return windows.reshape(samples, down, across, kernel[0] * kernel[1] * channels)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.kernel, ctx.dilation, ctx.padding, ctx.stride = inputs
+        ctx.shape = x.shape
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        samples, channels, height, width = ctx.shape
+        (up, left), (down, across) = ctx.padding, gradient.shape[1:3]
+        whole = gradient.new_zeros(samples, height + 2 * up, width + 2 * left, channels)
+        windows = gradient.view(samples, down, across, *ctx.kernel, channels)
+        for i in range(ctx.kernel[0]):
+            for j in range(ctx.kernel[1]):
+                top, side = i * ctx.dilation[0], j * ctx.dilation[1]
+                rows = slice(top, top + (down - 1) * ctx.stride[0] + 1, ctx.stride[0])
+                columns = slice(side, side + (across - 1) * ctx.stride[1] + 1, ctx.stride[1])
+                whole[:, rows, columns] += windows[:, :, :, i, j]
+        inner = whole[:, up : up + height, left : left + width]
+        return inner.permute(0, 3, 1, 2), None, None, None, None
+
+
+def _conv2d_unfold(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Tensor, rows: int) -> Tensor:
+    cut: Any = _Patches.apply
+    patches: Tensor = cut(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    samples, down, across, window = patches.shape
+    filters = weight.permute(0, 3, 4, 2, 1).reshape(rows, window, -1)
+    flat = patches.view(rows, -1, window)
+    out = torch.bmm(flat, filters) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, filters)
+    return out.view(samples, down, across, -1).permute(0, 3, 1, 2)
+
+
+def _group_norm(layer: nn.GroupNorm, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:
+    plain = F.group_norm(x, layer.num_groups, None, None, layer.eps)
+    return _affine(weights, plain, rows, (1, -1, *(1,) * (x.dim() - 2)))
+
+
+def _layer_norm(layer: nn.LayerNorm, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:
+    plain = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    return _affine(weights, plain, rows, (*(1,) * (x.dim() - len(layer.normalized_shape)), *layer.normalized_shape))
+
+
+def _affine(weights: Rows, plain: Tensor, rows: int, shape: tuple[int, ...]) -> Tensor:
+    out = plain.unflatten(0, (rows, -1)) * weights["weight"].view(rows, *shape)
+    if "bias" in weights:
+        out = out + weights["bias"].view(rows, *shape)
+    folded: Tensor = out.flatten(0, 1)
+    return folded
+
+
+STACKED: dict[type[nn.Module], Form] = {
+    nn.Linear: _linear,
+    nn.Conv2d: convolved,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+}
+"""The stacked form of each kind of layer that has one."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Where the backward pass is read off for :meth:`coterie.compute.nets.row_nets.StackedNet.descend_`.
+
+    Parameters
+    ----------
+    weights
+        The parameters that will change, stacked views of the rows.
+    entered
+        What came into a linear layer, or ``None`` if ``watched`` is the parameter itself.
+    watched
+        The tensor whose gradient is taken: the layer's output, or the parameter.
+    """
+
+    weights: Rows
+    entered: Tensor | None
+    watched: Tensor
+
+    def update_(self, gradient: Tensor, rate: Tensor) -> None:
+        """Step the parameters.
+
+        Parameters
+        ----------
+        gradient
+            Gradient of what was watched.
+        rate
+            Step of each row ``[rows, 1]``.
+        """
+        rows = len(rate)
+        if self.entered is None:
+            (weight,) = self.weights.values()
+            weight.addcmul_(gradient, rate.view(rows, *(1,) * (weight.dim() - 1)), value=-1)
+            return
+        gradient = gradient.reshape(rows, -1, gradient.shape[-1])
+        weight, entered = self.weights["weight"], self.entered.reshape(rows, -1, self.entered.shape[-1])
+        if few_samples(entered, 16) and kernels.usable(entered, weight):
+            from coterie.kernels.linear import descend_
+
+            descend_(weight, self.weights.get("bias"), entered, gradient, rate, kernels.precision())
+            return
+        step = gradient * -rate.unsqueeze(-1)
+        if not weight.is_cuda and weight[0].numel() < 2**16 and torch.get_num_threads() > 1:
+            # Rows that lie apart are updated one after another; small ones are faster shared out among the threads.
+            weight.add_(torch.bmm(step.transpose(1, 2), entered))
+        else:
+            weight.baddbmm_(step.transpose(1, 2), entered)
+        if "bias" in self.weights:
+            self.weights["bias"].add_(step.sum(1))

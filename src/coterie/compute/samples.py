@@ -1,0 +1,198 @@
+"""The samples, held once on the device and gathered by index, and who holds which."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie import randomness
+from coterie.data import Dataset
+from coterie.data.partitions import Ragged, Shares
+
+Split = Literal["train", "validation", "test"]
+
+_FLOAT_LIMIT = 2**28  # bytes: images that fit in this as floats are normalised once, larger sets stay uint8
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All samples of a federation on one device.
+
+    Parameters
+    ----------
+    x
+        Inputs ``[samples, ...]``: floating-point numbers ready for the model, or uint8 to be normalised when gathered.
+    y
+        Targets ``[samples]``.
+    scale
+        With uint8 inputs, factor of each channel, shaped to broadcast.
+    shift
+        With uint8 inputs, what is added to each channel.
+    splits
+        For each split, each client's sample numbers.
+    class_counts
+        Training samples of each class ``[clients, classes]``.
+    noise
+        Where noise is redrawn at every access, its standard deviation for each client, else ``None``.
+    dtype
+        Type of gathered inputs.
+    """
+
+    x: Tensor
+    y: Tensor
+    scale: Tensor
+    shift: Tensor
+    splits: dict[Split, Ragged]
+    class_counts: Tensor
+    noise: Tensor | None
+    dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls,
+        dataset: Dataset,
+        shares: Shares,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        labels: Tensor | None = None,
+    ) -> Samples:
+        """Put a shared-out data set on a device.
+
+        Parameters
+        ----------
+        dataset
+            The samples.
+        shares
+            Who holds which.
+        seed
+            The experiment's seed, from which fixed noise is drawn.
+        device
+            Where the samples live.
+        dtype
+            Type of the model's numbers.
+        labels
+            Labels to use instead of the data set's (poisoned ones).
+
+        Returns
+        -------
+        Samples
+            The samples, one copy of them.
+        """
+        dims = (len(dataset.mean), *(1,) * (dataset.x.dim() - 2))
+        mean = torch.tensor(dataset.mean, dtype=dtype, device=device).view(dims)
+        std = torch.tensor(dataset.std, dtype=dtype, device=device).view(dims)
+        is_bytes = dataset.x.dtype == torch.uint8
+        scale, shift = 1 / (255.0 * std if is_bytes else std), -mean / std
+        x = dataset.x.to(device)
+        fixed = shares.noise is not None and not shares.redraw_noise
+        if not is_bytes or fixed or x.numel() * dtype.itemsize <= _FLOAT_LIMIT:
+            # Not in place: a data set that is float32 already on this device may share the caller's memory.
+            x = x.to(dtype) * scale + shift
+        if fixed and shares.noise is not None:
+            _add_fixed_noise(x, shares, seed)
+        targets = (dataset.y if labels is None else labels).to(device)
+        if targets.is_floating_point():
+            targets = targets.to(dtype)
+        splits: dict[Split, Ragged] = {
+            "train": _to(shares.train, device),
+            "validation": _to(shares.validation, device),
+            "test": _to(shares.test, device),
+        }
+        classes = len(dataset.classes)
+        counts = shares.counts(targets.cpu(), classes) if classes else torch.zeros(len(shares.train), 0)
+        noise = shares.noise.to(device, dtype) if shares.noise is not None and not fixed else None
+        return cls(x, targets, scale, shift, splits, counts.to(device=device, dtype=dtype), noise, dtype)
+
+    @property
+    def clients(self) -> int:
+        """How many clients."""
+        return len(self.splits["train"])
+
+    def sizes(self, split: Split) -> Tensor:
+        """Count the samples of each client in a split.
+
+        Parameters
+        ----------
+        split
+            The split.
+
+        Returns
+        -------
+        Tensor
+            Integers ``[clients]``.
+        """
+        return self.splits[split].sizes
+
+    def flat_index(self, clients: Tensor, split: Split) -> Tensor:
+        """Give some clients' sample numbers, client after client.
+
+        Parameters
+        ----------
+        clients
+            The clients.
+        split
+            Which of their samples.
+
+        Returns
+        -------
+        Tensor
+            Sample numbers ``[samples of all these clients]``.
+        """
+        ragged = self.splits[split]
+        sizes = ragged.sizes[clients]
+        begin = torch.repeat_interleave(ragged.offsets[clients] - sizes.cumsum(0) + sizes, sizes)
+        return ragged.flat[begin + torch.arange(len(begin), device=begin.device)]
+
+    def gather(
+        self, index: Tensor, clients: Tensor, key: Tensor | None = None, into: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Give samples by number.
+
+        Parameters
+        ----------
+        index
+            Sample numbers ``[rows, samples]``.
+        clients
+            Whose they are ``[rows]``.
+        key
+            Stream keys ``[rows]`` of this access, for noise that is redrawn; ``None`` leaves it out.
+        into
+            Memory of at least as many samples to put the inputs in, which spares taking new memory for every batch.
+
+        Returns
+        -------
+        tuple of Tensor
+            Inputs ``[rows, samples, ...]`` and targets ``[rows, samples]``.
+        """
+        flat = index.reshape(-1)
+        x = torch.index_select(self.x, 0, flat, out=None if into is None else into[: len(flat)])
+        if x.dtype == torch.uint8:
+            x = x.to(self.dtype).mul_(self.scale).add_(self.shift)
+        x = x.view(*index.shape, *x.shape[1:])
+        if self.noise is not None and key is not None:
+            drawn = randomness.normal(key, math.prod(x.shape[1:]), self.dtype).view(x.shape)
+            x = x + drawn * self.noise[clients].view(-1, *(1,) * (x.dim() - 1))
+        return x, self.y.index_select(0, flat).view(index.shape)
+
+
+def _to(ragged: Ragged, device: torch.device | str) -> Ragged:
+    return Ragged(ragged.flat.to(device), ragged.offsets.to(device))
+
+
+def _add_fixed_noise(x: Tensor, shares: Shares, seed: int) -> None:
+    assert shares.noise is not None
+    for client, std in enumerate(shares.noise.tolist()):
+        if not std:
+            continue
+        for ragged in (shares.train, shares.validation, shares.test):
+            # Keyed by the sample, in blocks: a client's noise depends on nothing but its samples.
+            for index in ragged[client].to(x.device).split(1024):
+                key = randomness.keys(seed, "quality noise", 0, index)
+                drawn = randomness.normal(key, math.prod(x.shape[1:]), x.dtype)
+                x[index] += std * drawn.view(len(index), *x.shape[1:])

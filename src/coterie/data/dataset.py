@@ -1,0 +1,183 @@
+"""What every data set becomes: two tensors held once, and what is known about them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coterie.errors import DataError
+from coterie.options import Parameter, Spec
+
+TASKS = ("multiclass", "binary", "regression")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples, labels, and what is known about them; held once and indexed, never copied for a client.
+
+    Parameters
+    ----------
+    name
+        The name it was loaded under, with the options that are not the default.
+    x
+        Inputs ``[N, *shape]``: uint8 images as stored, or float32.
+    y
+        Class numbers ``[N]`` (int64), or float32 targets when the task is regression.
+    train_count
+        The first so many samples are the official training set, the rest the official test set; N if there is none.
+    task
+        ``"multiclass"``, ``"binary"`` or ``"regression"``.
+    classes
+        The classes' names; empty for regression.
+    mean
+        Subtracted when samples are gathered, one value or one for each entry of axis 1 of ``x``.
+    std
+        What is then divided by, of the same length.
+    owner
+        The natural client of each sample (writer, client column, synthetic client), ``[N]``, where there is one.
+    groups
+        The known group of each natural client, where there is one.
+    superclasses
+        The super-class of each class, where the classes have any; ``groups`` partitions keep them together.
+    features
+        The names of a table's columns as they are in ``x``: a number's column by its name, a text's as ``name=text``.
+    """
+
+    name: str
+    x: Tensor = field(repr=False)
+    y: Tensor = field(repr=False)
+    train_count: int
+    task: str
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    owner: Tensor | None = field(default=None, repr=False)
+    groups: Tensor | None = field(default=None, repr=False)
+    superclasses: tuple[int, ...] = field(default=(), repr=False)
+    features: tuple[str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        count = len(self.x)
+        wanted = torch.float32 if self.task == "regression" else torch.int64
+        problems = [
+            (self.task not in TASKS, f"the task {self.task!r} is not one of {', '.join(TASKS)}"),
+            (count == 0, "there are no samples"),
+            (len(self.y) != count, f"there are {count} inputs but {len(self.y)} labels"),
+            (self.x.dtype not in (torch.uint8, torch.float32), f"inputs are {self.x.dtype}, not uint8 or float32"),
+            (self.y.dtype != wanted, f"labels are {self.y.dtype}, not {wanted}"),
+            (not 0 < self.train_count <= count, f"train_count is {self.train_count}, not in 1..{count}"),
+            (len(self.mean) != len(self.std), f"{len(self.mean)} means but {len(self.std)} standard deviations"),
+            (any(not value > 0 for value in self.std), f"a standard deviation in {self.std} is not positive"),
+            (self.owner is not None and len(self.owner) != count, "not every sample has an owner"),
+            (self.task == "binary" and len(self.classes) != 2, f"a binary task has 2 classes, not {len(self.classes)}"),
+        ]
+        for wrong, sentence in problems:
+            if wrong:
+                raise DataError(f"data set {self.name!r}: {sentence}")
+        channels = self.x.shape[1] if self.x.dim() > 1 else 1
+        if len(self.mean) not in (1, channels):
+            raise DataError(f"data set {self.name!r}: {len(self.mean)} means for {channels} channels")
+        if self.task != "regression" and not 0 <= int(self.y.min()) <= int(self.y.max()) < len(self.classes):
+            raise DataError(
+                f"data set {self.name!r}: labels {int(self.y.min())}..{int(self.y.max())} "
+                f"for {len(self.classes)} classes"
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample, for instance ``(1, 28, 28)``."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs a model needs: one for each class, or 1 when the task is binary or regression."""
+        return len(self.classes) if self.task == "multiclass" else 1
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """What there is to know about a data set before loading it.
+
+    Parameters
+    ----------
+    name
+        The name to load it by.
+    samples
+        How many, as text (it may depend on an option).
+    shape
+        Shape of one sample, as text.
+    classes
+        How many, as text.
+    obtained
+        Where it comes from: built in, downloaded, put there by hand, or the user's own.
+    doc
+        One line.
+    citation
+        Whom to cite.
+    options
+        What may follow the name.
+    """
+
+    name: str
+    samples: str
+    shape: str
+    classes: str
+    obtained: str
+    doc: str
+    citation: str
+    options: tuple[Parameter, ...]
+
+
+class Source(Spec, ABC):
+    """A data set that can be loaded: its options are the fields, its facts the class variables."""
+
+    kind: ClassVar[str] = "data set"
+    how_many: ClassVar[str]
+    shape: ClassVar[str]
+    class_count: ClassVar[str]
+    obtained: ClassVar[str]
+
+    @abstractmethod
+    def load(self, folder: Path, seed: int) -> Dataset:
+        """Read or make the data set.
+
+        Parameters
+        ----------
+        folder
+            The data folder.
+        seed
+            For data sets that are drawn.
+
+        Returns
+        -------
+        Dataset
+            The samples.
+        """
+
+    @classmethod
+    def describe(cls) -> DataInfo:
+        """Say what there is to know before loading.
+
+        Returns
+        -------
+        DataInfo
+            The facts.
+        """
+        return DataInfo(
+            name=cls.name,
+            samples=cls.how_many,
+            shape=cls.shape,
+            classes=cls.class_count,
+            obtained=cls.obtained,
+            doc=cls.summary(),
+            citation=cls.citation,
+            options=cls.parameters(),
+        )

@@ -1,0 +1,23 @@
+"""Partitions: pure functions from (labels, scheme, seed) to who holds which samples."""
+
+from __future__ import annotations
+
+from coterie.data.partitions.assignment import share_out
+from coterie.data.partitions.overview import plot
+from coterie.data.partitions.registry import SCHEMES, SchemeInfo, describe, parse
+from coterie.data.partitions.scheme import Deal, Deck, Scheme
+from coterie.data.partitions.shares import Ragged, Shares
+
+__all__ = [
+    "SCHEMES",
+    "Deal",
+    "Deck",
+    "Ragged",
+    "Scheme",
+    "SchemeInfo",
+    "Shares",
+    "describe",
+    "parse",
+    "plot",
+    "share_out",
+]

@@ -1,0 +1,156 @@
+"""From a data set and a scheme to every client's training, validation and test samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from coterie.data.dataset import Dataset
+from coterie.data.partitions.registry import parse
+from coterie.data.partitions.scheme import Deal, Deck, Indices, Scheme
+from coterie.data.partitions.shares import Ragged, Shares
+from coterie.errors import ConfigError, PartitionError
+from coterie.randomness import stream
+
+
+def share_out(
+    dataset: Dataset,
+    scheme: Scheme | str,
+    *,
+    clients: int,
+    seed: int,
+    test_fraction: float | None = None,
+    validation: float = 0.1,
+    scarcity: int | None = None,
+    max_test: int | None = None,
+    min_samples: int | None = None,
+) -> Shares:
+    """Deal a data set out to clients and split every client's samples.
+
+    All samples, official training and test set together, are dealt; then each client's part is split at random. Schemes
+    that deal test samples apart (``groups``) take training samples from the official training set only.
+
+    Parameters
+    ----------
+    dataset
+        The samples.
+    scheme
+        How to deal them, or the text of it.
+    clients
+        How many clients there are.
+    seed
+        The experiment's seed; the same seed gives the same shares.
+    test_fraction
+        Which part of a client's samples is for testing; unless given the data set's own, or 0.2 if it has no test set.
+    validation
+        Which part of a client's training samples is kept for validation; 0 for none.
+    scarcity
+        Training samples (validation included) that a client keeps at most; test samples are not touched.
+    max_test
+        Test samples that a client keeps at most.
+    min_samples
+        The fewest samples a client may get before the split. Schemes that draw sizes draw until they have them.
+
+    Returns
+    -------
+    Shares
+        Who holds which samples.
+
+    Raises
+    ------
+    PartitionError
+        If the samples cannot be dealt out so.
+    """
+    scheme = parse(scheme) if isinstance(scheme, str) else scheme
+    _check(clients, test_fraction, validation, scarcity, max_test, min_samples)
+    if scheme.by_label and dataset.task == "regression":
+        raise PartitionError(
+            f"partition {scheme.text()!r} deals by class labels, and the data set {dataset.name!r} is a regression "
+            "task without any: use iid, quantity, quality or natural"
+        )
+    count = len(dataset.y)
+    if clients * 2 > count:
+        raise PartitionError(
+            f"{clients} clients cannot share {count} samples of {dataset.name!r}: every client needs one to train on "
+            f"and one to test on, so use at most {count // 2} clients"
+        )
+    if test_fraction is None:
+        test_fraction = 1 - dataset.train_count / count if dataset.train_count < count else 0.2
+    deal = scheme.deal(_deck(dataset, test_fraction, min_samples), clients, seed)
+    _check_parts(deal, scheme, min_samples)
+    train, held_back, test = [], [], []
+    for client in range(clients):
+        rest, mine = _split_test(deal, client, test_fraction, seed)
+        keep = rest[:scarcity]
+        size = _part(validation, len(keep)) if validation else 0
+        held_back.append(np.sort(keep[:size]))
+        train.append(np.sort(keep[size:]))
+        test.append(np.sort(mine[:max_test]))
+    return Shares(
+        train=Ragged.of(train),
+        validation=Ragged.of(held_back),
+        test=Ragged.of(test),
+        noise=None if deal.noise is None else torch.from_numpy(deal.noise),
+        redraw_noise=deal.redraw_noise,
+        groups=None if deal.groups is None else torch.from_numpy(np.asarray(deal.groups, dtype=np.int64)),
+        scheme=deal.scheme or scheme.text(),
+    )
+
+
+def _deck(dataset: Dataset, test_fraction: float, min_samples: int | None) -> Deck:
+    regression = dataset.task == "regression"
+    return Deck(
+        name=dataset.name,
+        labels=np.zeros(len(dataset.y), dtype=np.int64) if regression else dataset.y.cpu().numpy(),
+        class_names=dataset.classes,
+        train_count=dataset.train_count,
+        test_fraction=test_fraction,
+        owner=None if dataset.owner is None else dataset.owner.cpu().numpy(),
+        owner_groups=None if dataset.groups is None else dataset.groups.cpu().numpy(),
+        superclasses=dataset.superclasses,
+        min_samples=min_samples,
+    )
+
+
+def _split_test(deal: Deal, client: int, fraction: float, seed: int) -> tuple[Indices, Indices]:
+    # Sorted first, so that the split depends on which samples a client has and not on the order they were dealt in.
+    own = stream(seed, "partition: split", client=client).permutation(np.sort(deal.parts[client]))
+    if deal.test is not None:
+        return own, stream(seed, "partition: test order", client=client).permutation(np.sort(deal.test[client]))
+    size = _part(fraction, len(own))
+    return own[size:], own[:size]
+
+
+def _part(fraction: float, count: int) -> int:
+    """Give the size of a part: to the nearest, at least one sample, and at least one left where there are two."""
+    return min(max(1, round(fraction * count)), count - 1)
+
+
+def _check(
+    clients: int,
+    test_fraction: float | None,
+    validation: float,
+    scarcity: int | None,
+    max_test: int | None,
+    min_samples: int | None,
+) -> None:
+    if clients < 1:
+        raise ConfigError(f"clients is {clients}, but must be at least 1")
+    if test_fraction is not None and not 0 < test_fraction < 1:
+        raise ConfigError(f"test_fraction is {test_fraction}, but must lie between 0 and 1")
+    if not 0 <= validation < 1:
+        raise ConfigError(f"validation is {validation}, but must be at least 0 and below 1")
+    for name, value, least in (("scarcity", scarcity, 1), ("max_test", max_test, 1), ("min_samples", min_samples, 2)):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} is {value}, but must be at least {least}")
+
+
+def _check_parts(deal: Deal, scheme: Scheme, min_samples: int | None) -> None:
+    least = min_samples or (2 if deal.test is None else 1)
+    for client, part in enumerate(deal.parts):
+        size = len(part) + (0 if deal.test is None else len(deal.test[client]))
+        if len(part) < 1 or size < max(2, least):
+            raise PartitionError(
+                f"partition {scheme.text()!r}: client {client} would have {size} samples and needs {max(2, least)}: "
+                "use fewer clients" + (" or a smaller min_samples" if min_samples else "")
+            )

@@ -1,0 +1,197 @@
+"""Label skew by hand: each client holds only a few classes."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from coterie.data.partitions.scheme import Deal, Deck, Indices, Scheme, cut, shuffled_classes
+from coterie.errors import PartitionError
+from coterie.randomness import stream
+
+_MCMAHAN = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
+
+
+class Shards(Scheme):
+    """Sort by label, cut into clients x c shards, and give every client c of them at random."""
+
+    name: ClassVar[str] = "shards"
+    by_label: ClassVar[bool] = True
+    positional: ClassVar[str | None] = "per_client"
+    citation: ClassVar[str] = _MCMAHAN
+
+    per_client: int = Field(2, ge=1, description="shards of each client")
+
+    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
+        """Deal shards.
+
+        Parameters
+        ----------
+        deck
+            The samples.
+        clients
+            How many clients there are.
+        seed
+            The experiment's seed.
+
+        Returns
+        -------
+        Deal
+            Parts that together hold all samples.
+        """
+        draw = stream(seed, "partition: shards")
+        pieces = np.array_split(
+            np.concatenate(shuffled_classes(deck.labels, deck.classes, draw)), clients * self.per_client
+        )
+        order = draw.permutation(len(pieces)).reshape(clients, self.per_client)
+        return Deal([np.concatenate([pieces[piece] for piece in mine]) for mine in order])
+
+
+class Pathological(Scheme):
+    """Every client holds exactly c classes, and every class goes to equally many clients."""
+
+    name: ClassVar[str] = "pathological"
+    by_label: ClassVar[bool] = True
+    positional: ClassVar[str | None] = "classes"
+    citation: ClassVar[str] = _MCMAHAN
+
+    classes: int = Field(2, ge=1, description="classes of each client")
+    balanced: bool = Field(True, description="cut a class into equal pieces; otherwise into pieces of random size")
+    order: Literal["client", "random"] = Field("client", description="give a class to clients in order, or at random")
+    least: int = Field(1, ge=1, description="smallest piece of a class when they are not balanced")
+
+    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
+        """Deal classes to clients, then each class's samples to its holders.
+
+        Parameters
+        ----------
+        deck
+            The samples.
+        clients
+            How many clients there are.
+        seed
+            The experiment's seed.
+
+        Returns
+        -------
+        Deal
+            Parts that together hold all samples.
+
+        Raises
+        ------
+        PartitionError
+            If the clients cannot hold all classes, or a class has too few samples for its holders.
+        """
+        if self.classes > deck.classes:
+            raise PartitionError(
+                self.cannot(
+                    f"a client cannot hold {self.classes} classes of {deck.classes}", f"ask for at most {deck.classes}"
+                )
+            )
+        slots = clients * self.classes
+        if slots < deck.classes:
+            raise PartitionError(
+                self.cannot(
+                    f"{clients} clients with {self.classes} classes each cannot hold all {deck.classes} classes",
+                    f"use at least {-(-deck.classes // self.classes)} clients or more classes a client",
+                )
+            )
+        draw = stream(seed, "partition: pathological")
+        holders = self._holders(deck.classes, clients, draw)
+        pieces: list[list[Indices]] = [[] for _ in range(clients)]
+        for label, samples in enumerate(shuffled_classes(deck.labels, deck.classes, draw)):
+            count = len(holders[label])
+            if len(samples) < count * self.least:
+                raise PartitionError(
+                    self.cannot(
+                        f"class {deck.class_names[label]!r} has {len(samples)} samples for {count} clients",
+                        "use fewer clients",
+                    )
+                )
+            for client, piece in zip(holders[label], self._pieces(samples, count, draw), strict=True):
+                pieces[client].append(piece)
+        return Deal([np.concatenate(mine) for mine in pieces])
+
+    def _holders(self, classes: int, clients: int, draw: np.random.Generator) -> list[Indices]:
+        slots = np.arange(clients * self.classes)
+        if self.order == "client":
+            # A class takes the next run of slots; slot s is client s mod m, so a run of at most m never meets a
+            # client twice.
+            return [run % clients for run in np.array_split(slots, classes)]
+        counts = draw.permutation([len(run) for run in np.array_split(slots, classes)])
+        room = np.full(clients, self.classes)
+        holders = []
+        for count in counts:
+            # The clients with most room first, ties at random: this always ends well (Gale and Ryser).
+            chosen = np.lexsort((draw.random(clients), -room))[:count]
+            room[chosen] -= 1
+            holders.append(chosen)
+        return holders
+
+    def _pieces(self, samples: Indices, count: int, draw: np.random.Generator) -> list[Indices]:
+        if self.balanced or count == 1:
+            return np.array_split(samples, count)
+        each = len(samples) / count
+        least = min(max(each / 10, self.least), each)
+        sizes = np.floor(draw.uniform(least, each, count - 1)).astype(np.int64).clip(self.least)
+        return cut(samples, [*sizes, len(samples) - int(sizes.sum())])
+
+
+class QLabel(Scheme):
+    """Cut every class into ceil(q*clients/classes) pieces and give every client q of them at random."""
+
+    name: ClassVar[str] = "q_label"
+    by_label: ClassVar[bool] = True
+    positional: ClassVar[str | None] = "q"
+    citation: ClassVar[str] = (
+        "Li, Diao, Chen, He, Federated learning on non-IID data silos: an experimental study, ICDE 2022"
+    )
+
+    q: int = Field(2, ge=1, description="pieces of each client; two of them may be of one class")
+
+    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
+        """Deal pieces of classes; pieces that are left over are dropped.
+
+        Parameters
+        ----------
+        deck
+            The samples.
+        clients
+            How many clients there are.
+        seed
+            The experiment's seed.
+
+        Returns
+        -------
+        Deal
+            One part a client.
+        """
+        draw = stream(seed, "partition: q_label")
+        return Deal(q_label(shuffled_classes(deck.labels, deck.classes, draw), clients, self.q, draw))
+
+
+def q_label(members: list[Indices], clients: int, q: int, draw: np.random.Generator) -> list[Indices]:
+    """Deal ``q`` pieces of classes to every client.
+
+    Parameters
+    ----------
+    members
+        The samples of each class, in a random order.
+    clients
+        How many clients there are.
+    q
+        Pieces a client.
+    draw
+        Where the order of the pieces comes from.
+
+    Returns
+    -------
+    list[Indices]
+        One part a client.
+    """
+    count = -(-q * clients // len(members))
+    pieces = [piece for samples in members for piece in np.array_split(samples, count)]
+    order = draw.permutation(len(pieces))[: q * clients].reshape(clients, q)
+    return [np.concatenate([pieces[piece] for piece in mine]) for mine in order]

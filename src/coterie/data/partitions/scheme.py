@@ -1,0 +1,196 @@
+"""What a partition scheme is: a pure function from a deck of samples, its fields and a seed to one part a client."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.options import Spec
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Deck:
+    """What is dealt: all samples of a data set, seen by their labels and owners alone.
+
+    Parameters
+    ----------
+    name
+        The data set's name.
+    labels
+        The class of each sample; all 0 when the task is regression.
+    class_names
+        The classes' names; empty when the task is regression.
+    train_count
+        The first so many samples are the official training set.
+    test_fraction
+        Which part of the samples is for testing.
+    owner
+        The natural client of each sample, where there is one.
+    owner_groups
+        The known group of each natural client, where there is one.
+    superclasses
+        The super-class of each class, where there are any.
+    min_samples
+        The fewest samples a client may get, where the caller asks for some.
+    """
+
+    name: str
+    labels: Indices
+    class_names: tuple[str, ...]
+    train_count: int
+    test_fraction: float
+    owner: Indices | None = None
+    owner_groups: Indices | None = None
+    superclasses: tuple[int, ...] = ()
+    min_samples: int | None = None
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What a scheme gives.
+
+    Parameters
+    ----------
+    parts
+        The samples of each client: all of them, or those for training if ``test`` is given.
+    test
+        The test samples of each client, where the scheme deals them apart.
+    noise
+        The standard deviation of the noise on each client's inputs, if any.
+    redraw_noise
+        Whether that noise is drawn anew at every access.
+    groups
+        The known group of each client, if any.
+    overlap
+        Whether clients may share training samples.
+    scheme
+        The text of the scheme as it was applied, if it says more than the one that was asked for.
+    """
+
+    parts: Sequence[Indices]
+    test: Sequence[Indices] | None = None
+    noise: npt.NDArray[np.float32] | None = None
+    redraw_noise: bool = False
+    groups: Indices | None = None
+    overlap: bool = False
+    scheme: str | None = None
+
+
+class Scheme(Spec, ABC):
+    """A way of dealing samples out to clients; its fields are its parameters."""
+
+    kind: ClassVar[str] = "partition"
+    by_label: ClassVar[bool]  # whether it needs class labels
+
+    @abstractmethod
+    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
+        """Deal the samples out: a function of the arguments and the scheme's fields alone.
+
+        Parameters
+        ----------
+        deck
+            The samples.
+        clients
+            How many clients there are.
+        seed
+            The experiment's seed.
+
+        Returns
+        -------
+        Deal
+            One part a client.
+        """
+
+    def cannot(self, reason: str, fix: str) -> str:
+        """Say why a deal cannot be made.
+
+        Parameters
+        ----------
+        reason
+            Why not.
+        fix
+            What to do about it.
+
+        Returns
+        -------
+        str
+            One sentence, which begins with the scheme.
+        """
+        return f"partition {self.text()!r}: {reason}; {fix}"
+
+
+def shuffled_classes(labels: Indices, classes: int, draw: np.random.Generator) -> list[Indices]:
+    """List the samples of each class in a random order.
+
+    Parameters
+    ----------
+    labels
+        The class of each sample.
+    classes
+        How many classes there are.
+    draw
+        Where the order comes from.
+
+    Returns
+    -------
+    list[Indices]
+        One array a class.
+    """
+    order = np.argsort(labels, kind="stable")
+    members = np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
+    return [draw.permutation(member) for member in members]
+
+
+def cut(samples: Indices, sizes: Sequence[int] | Indices) -> list[Indices]:
+    """Cut an array into consecutive pieces.
+
+    Parameters
+    ----------
+    samples
+        What to cut.
+    sizes
+        The pieces' lengths.
+
+    Returns
+    -------
+    list[Indices]
+        One array for each size; what is left over is dropped.
+    """
+    ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
+    return [samples[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def apportion(shares: npt.NDArray[np.float64], total: int | Indices) -> Indices:
+    """Turn shares into whole numbers that sum to the total, by rounding their running sums.
+
+    Parameters
+    ----------
+    shares
+        Shares that sum to 1 along the last axis.
+    total
+        What to apportion, one number or one for each row of shares.
+
+    Returns
+    -------
+    Indices
+        Whole numbers of the shape of ``shares``, each within 1 of its share of the total.
+    """
+    ends = np.rint(np.cumsum(shares, axis=-1) * np.asarray(total)[..., None]).astype(np.int64)
+    ends[..., -1] = total  # the running sum may end a rounding error away from 1
+    sizes: Indices = np.diff(np.minimum(ends, np.asarray(total)[..., None]), axis=-1, prepend=0)
+    return sizes

@@ -1,0 +1,176 @@
+"""The data sets there are, by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pooch
+
+from coterie.data.archives import Archived
+from coterie.data.cifar import Cifar10, Cifar100
+from coterie.data.dataset import DataInfo, Dataset, Source
+from coterie.data.digits import Digits
+from coterie.data.download import DataStatus, fetch_source, status_of
+from coterie.data.emnist import Emnist
+from coterie.data.femnist import Femnist
+from coterie.data.function import Imported
+from coterie.data.medical_mnist import MedicalMnist
+from coterie.data.mnist import FashionMnist, Mnist
+from coterie.data.own import Folder, Npz, Table
+from coterie.data.synthetic import Synthetic
+from coterie.errors import UnknownName
+from coterie.options import resolve
+
+SOURCES: dict[str, type[Source]] = {
+    source.name: source
+    for source in (
+        Digits,
+        Synthetic,
+        Mnist,
+        FashionMnist,
+        Emnist,
+        Cifar10,
+        Cifar100,
+        MedicalMnist,
+        Femnist,
+        Folder,
+        Npz,
+        Table,
+        Imported,
+    )
+}
+
+
+def names() -> list[str]:
+    """Name all data sets.
+
+    Returns
+    -------
+    list[str]
+        In the order in which they are described.
+    """
+    return list(SOURCES)
+
+
+def describe() -> list[DataInfo]:
+    """Say of each data set what there is to know before loading it.
+
+    Returns
+    -------
+    list[DataInfo]
+        One for each name.
+    """
+    return [source.describe() for source in SOURCES.values()]
+
+
+def data_folder(data_dir: Path | None = None) -> Path:
+    """Find the folder that holds the data sets.
+
+    Parameters
+    ----------
+    data_dir
+        Taken if given; else the environment's ``COTERIE_DATA``; else a cache folder of the user's.
+
+    Returns
+    -------
+    Path
+        The folder, which need not exist yet.
+    """
+    return Path(data_dir or os.environ.get("COTERIE_DATA") or pooch.os_cache("coterie")).expanduser()
+
+
+def load(name: str, *, data_dir: Path | None = None, seed: int = 0, **options: Any) -> Dataset:
+    """Load a data set.
+
+    Parameters
+    ----------
+    name
+        ``name`` or ``name:key=value,key=value``, as listed by :func:`describe`.
+    data_dir
+        The data folder; see :func:`data_folder`.
+    seed
+        For data sets that are drawn.
+    **options
+        More options of the data set.
+
+    Returns
+    -------
+    Dataset
+        The samples, held once.
+
+    Examples
+    --------
+    >>> load("digits").input_shape
+    (1, 8, 8)
+    """
+    return resolve("data set", name, SOURCES, options).load(data_folder(data_dir), seed)
+
+
+def fetch(name: str, data_dir: Path | None = None, progress: bool = True) -> Path:
+    """Download a data set from its official address; what is there and whole is left alone.
+
+    A download that broke off is taken up where it ended, checked against its published checksum, and only then put in
+    its place.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    data_dir
+        The data folder; see :func:`data_folder`.
+    progress
+        Whether to show a bar on standard error.
+
+    Returns
+    -------
+    Path
+        The folder that holds it.
+    """
+    return fetch_source(_source(name), data_folder(data_dir), progress)
+
+
+def status(data_dir: Path | None = None, name: str | None = None) -> list[DataStatus]:
+    """Say of each data set whether it is there and whole; files are read through and checked.
+
+    Parameters
+    ----------
+    data_dir
+        The data folder; see :func:`data_folder`.
+    name
+        Look at this one only.
+
+    Returns
+    -------
+    list[DataStatus]
+        One for each name.
+    """
+    sources = list(SOURCES.values()) if name is None else [_source(name)]
+    return [status_of(source, data_folder(data_dir)) for source in sources]
+
+
+def absent(name: str, data_dir: Path | None = None) -> str:
+    """Look whether a data set is there, without reading it.
+
+    Parameters
+    ----------
+    name
+        ``name`` or ``name:key=value,key=value``.
+    data_dir
+        The data folder; see :func:`data_folder`.
+
+    Returns
+    -------
+    str
+        What is missing and how to come by it, one sentence; empty if nothing is.
+    """
+    source = resolve("data set", name, SOURCES)
+    return source.absent(data_folder(data_dir)) if isinstance(source, Archived) else ""
+
+
+def _source(name: str) -> type[Source]:
+    kind = name.partition(":")[0]
+    if kind not in SOURCES:
+        raise UnknownName("data set", kind, SOURCES)
+    return SOURCES[kind]

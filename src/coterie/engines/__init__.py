@@ -1,1 +1,0 @@
-"""What computes: the oracle, the fast engine, and the simulation that plays the two halves of an algorithm."""

@@ -1,0 +1,147 @@
+"""From Flower's apps to functions on blocks of bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from coterie.federation.flower.certificates import open_ssh
+from coterie.federation.flower.messages import block_of, content_of
+from coterie.federation.transport import Failure, Transport
+
+Settings = Mapping[str, str | int | float | bool]
+
+_ACTION = "query"
+_POLL, _SELDOM = 0.5, 2.0  # seconds between looks, growing with the wait: each costs the SuperLink some work
+_GONE = (3, 4, 5)  # Flower's codes for a message, a reply or a node that is not available
+_LOOK = 5.0  # seconds after which to see whether nodes were restarted
+_GRACE = 5.0  # seconds that a node that was late before gets beyond twice what the others took
+
+
+class FlowerGrid:
+    """A Flower grid as a transport.
+
+    Parameters
+    ----------
+    grid
+        Flower's grid.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def nodes(self) -> dict[int, str]:
+        """List the nodes that are connected.
+
+        Returns
+        -------
+        dict of int to str
+            Flower's numbers of them, with their public keys in OpenSSH's form.
+        """
+        return {int(node.node_id): open_ssh(node.public_key) for node in self._grid.get_nodes()}
+
+    def exchange(
+        self, messages: Mapping[int, bytes], deadline: float, patience: frozenset[int]
+    ) -> dict[int, bytes | Failure]:
+        """Send each node its message and wait for the replies; see :class:`~coterie.federation.transport.Transport`.
+
+        Parameters
+        ----------
+        messages
+            By Flower's number of the node.
+        deadline
+            Seconds to wait at most.
+        patience
+            Nodes that are worth waiting for.
+
+        Returns
+        -------
+        dict of int to bytes or Failure
+            What came in time.
+        """
+        began = looked = time.monotonic()
+        active = self._activations()
+        waiting: dict[str, int] = {}
+        for node in messages:
+            waiting |= self._push(node, messages[node], deadline)
+        replies: dict[int, bytes | Failure] = {}
+        until = began + deadline
+        while waiting and time.monotonic() < until:
+            for reply in self._grid.pull_messages(list(waiting)):
+                # By the message that it answers: an error's sender is not the node.
+                node = waiting.get(reply.metadata.reply_to_message_id, -1)
+                if node >= 0:
+                    replies[node] = _failure(reply) if reply.has_error() else block_of(reply)
+                    waiting = {identifier: other for identifier, other in waiting.items() if other != node}
+            if waiting and time.monotonic() - looked > _LOOK:
+                looked, before, active = time.monotonic(), active, self._activations()
+                for node in set(waiting.values()) & active.keys():
+                    if active[node] != before.setdefault(node, active[node]):
+                        # It was killed and is back. What it had received is lost, so it gets that again.
+                        waiting |= self._push(node, messages[node], deadline)
+            if waiting and patience and not patience & set(waiting.values()):
+                until = min(until, began + 2 * (time.monotonic() - began) + _GRACE)
+                patience = frozenset()  # what is left gets no further reprieve
+            time.sleep(min(max(_POLL, (time.monotonic() - began) / 20), _SELDOM))
+        return replies
+
+    def _push(self, node: int, block: bytes, deadline: float) -> dict[str, int]:
+        # One at a time: a request that holds all of them may be too large where each alone is not.
+        message = Message(content_of(block), dst_node_id=node, message_type=_ACTION, ttl=deadline + 60)
+        return dict.fromkeys(self._grid.push_messages([message]), node)
+
+    def _activations(self) -> dict[int, str]:
+        return {int(node.node_id): str(node.last_activated_at) for node in self._grid.get_nodes()}
+
+
+def server_app(serve: Callable[[Transport, Settings], None]) -> ServerApp:
+    """Make Flower's ServerApp of a function that serves over a transport.
+
+    Parameters
+    ----------
+    serve
+        Called with the transport and the run's settings.
+
+    Returns
+    -------
+    ServerApp
+        What SuperLink runs.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(FlowerGrid(grid), dict(context.run_config))
+
+    return app
+
+
+def client_app(reason: str) -> ClientApp:
+    """Make a Flower ClientApp that refuses: nodes of ours answer by :mod:`coterie.federation.flower.executor`.
+
+    Parameters
+    ----------
+    reason
+        What a node that runs it replies.
+
+    Returns
+    -------
+    ClientApp
+        What a SuperNode with Flower's own executor would run.
+    """
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        raise RuntimeError(reason)
+
+    return app
+
+
+def _failure(message: Message) -> Failure:
+    reason = " ".join(str(message.error.reason or "").split())
+    return Failure(f"Flower's error {message.error.code}: {reason[:300]}", gone=message.error.code in _GONE)

@@ -1,0 +1,7 @@
+"""The client app that a submitted run must name; our nodes never run it."""
+
+from __future__ import annotations
+
+from coterie.federation.flower.apps import client_app
+
+app = client_app("this SuperNode runs Flower's own executor: start the node with `coterie federate node`")

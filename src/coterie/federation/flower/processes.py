@@ -1,0 +1,313 @@
+"""Flower's own programs as processes: their command lines, their environment, and how they are stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from coterie.errors import ConfigError
+
+# On Linux a process can ask for a signal when its parent dies (PR_SET_PDEATHSIG is 1). Without it a SuperNode whose
+# parent was killed would go on, answer nothing and keep its key busy; a SuperLink would keep its port.
+_TIED = """\
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def environment(home: Path, threads: int = 1) -> dict[str, str]:
+    """Give the environment of everything that is started: Flower must neither phone home nor install anything.
+
+    Parameters
+    ----------
+    home
+        Flower's own folder, one for each party.
+    threads
+        CPU threads.
+
+    Returns
+    -------
+    dict of str to str
+        The environment.
+    """
+    beside = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "NO_PROXY": _no_proxy(),
+    }
+
+
+def avoid_proxies() -> None:
+    """Have this process's own calls to others on this machine go through no proxy."""
+    os.environ["NO_PROXY"] = _no_proxy()
+
+
+def _no_proxy() -> str:
+    others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    return others if "127.0.0.1" in others.split(",") else ",".join(filter(None, [others, "127.0.0.1"]))
+
+
+def inside(folder: Path) -> Path:
+    """Say where the certificates lie that the gate and Flower's own processes use among themselves.
+
+    Parameters
+    ----------
+    folder
+        The server's folder.
+
+    Returns
+    -------
+    Path
+        A folder in it: the certificate that nodes see is for the server's public name, not for this machine.
+    """
+    return folder / "inside"
+
+
+def superlink(port: int, folder: Path) -> list[str]:
+    """Give the command line of a SuperLink that only this machine reaches, and that starts no app itself.
+
+    Parameters
+    ----------
+    port
+        Its port.
+    folder
+        The server's folder, with its certificates; Flower's state goes there too.
+
+    Returns
+    -------
+    list of str
+        The command line.
+    """
+    return [
+        _program("flower-superlink"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--ssl-ca-certfile", str(inside(folder) / "ca.crt")),
+        *("--ssl-certfile", str(inside(folder) / "server.crt"), "--ssl-keyfile", str(inside(folder) / "server.key")),
+        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        *("--isolation", "process", "--database", str(folder / "superlink.db")),
+    ]
+
+
+def serverapp(address: str, ca: Path, token: Path) -> list[str]:
+    """Give the command line of the process that runs a submitted app's server half.
+
+    Parameters
+    ----------
+    address
+        The SuperLink's address, as ``127.0.0.1:9093``.
+    ca
+        The certificate of the authority that signed the SuperLink's.
+    token
+        The file with the token under which the run was claimed.
+
+    Returns
+    -------
+    list of str
+        The command line.
+    """
+    return [
+        _program("flwr-serverapp"),
+        *("--runtime-api-address", address, "--root-certificates", str(ca), "--token-file", str(token)),
+    ]
+
+
+def supernode(address: str, ca: Path, key: Path | None, port: int) -> list[str]:
+    """Give the command line of a SuperNode that runs no app itself: it offers messages at a port of this machine.
+
+    Parameters
+    ----------
+    address
+        Where the server's gate is, as ``host:port``.
+    ca
+        The certificate of the authority that signed the server's.
+    key
+        The node's private key.
+    port
+        A port on this machine, for :class:`~coterie.federation.flower.executor.Executor`.
+
+    Returns
+    -------
+    list of str
+        The command line.
+    """
+    return [
+        _program("flower-supernode"),
+        *("--superlink", address, "--root-certificates", str(ca)),
+        *(() if key is None else ("--auth-supernode-private-key", str(key))),
+        *("--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
+    ]
+
+
+def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own, its output in a file; on Linux it ends when this one does.
+
+    Parameters
+    ----------
+    command
+        The command line.
+    env
+        The environment.
+    log
+        The file.
+
+    Returns
+    -------
+    subprocess.Popen
+        The process.
+    """
+    tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())] if sys.platform == "linux" else []
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [*tied, *command], env=dict(env), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+
+
+def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
+    """Stop a process that :func:`start` started, and everything that it started.
+
+    Parameters
+    ----------
+    process
+        The process.
+    patience
+        Seconds until it is killed; Flower's helpers linger.
+    """
+    groups = _groups(process.pid)
+    for number, wait in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+        groups |= _groups(process.pid)
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, number)
+        until = time.monotonic() + wait
+        while time.monotonic() < until:
+            process.poll()
+            groups = {group for group in groups if _is_there(group)}
+            if not groups:
+                return
+            time.sleep(0.1)
+
+
+def _groups(root: int) -> set[int]:
+    """Find the process groups of a process and all its descendants: Flower gives some of its helpers their own."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            facts = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(facts[1]), []).append((int(path.parent.name), int(facts[2])))
+    groups, waiting = {root}, [root]
+    while waiting:
+        for child, group in children.get(waiting.pop(), ()):
+            groups.add(group)
+            waiting.append(child)
+    return groups - {os.getpgrp()}
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    """Find a port of this machine that nobody listens on.
+
+    Returns
+    -------
+    int
+        The port.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    # Below those that systems give to outgoing calls: one of these may be taken again before it is listened on.
+    for _ in range(1000):
+        port = 20000 + secrets.randbelow(12000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise ConfigError("no free port was found on this machine: give one with --port")
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, log: Path, seconds: float = 180.0) -> None:
+    """Wait until somebody listens on a port of this machine.
+
+    Parameters
+    ----------
+    port
+        The port.
+    process
+        Who should.
+    what
+        What it is called, for the error message.
+    log
+        The file with its output, for the error message.
+    seconds
+        How long to wait.
+
+    Raises
+    ------
+    ConfigError
+        If the process ends before, or nobody listens in time.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise ConfigError(how_it_ended(what, process, log))
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise ConfigError(f"the {what} does not listen on port {port} after {seconds:g} s: see {log}")
+
+
+def how_it_ended(what: str, process: subprocess.Popen[bytes], log: Path) -> str:
+    """Say how a process ended by itself, with the reason that its log gives.
+
+    Parameters
+    ----------
+    what
+        What it is called.
+    process
+        The process.
+    log
+        The file with its output.
+
+    Returns
+    -------
+    str
+        One sentence.
+    """
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    # Flower writes "Exit Code: 305", the reason in a few lines, and a pointer to its documentation.
+    _, found, rest = text.rpartition("Exit Code:")
+    lines = rest.partition("For more information")[0].splitlines()[1:] if found else []
+    reason = " ".join(" ".join(lines).split())
+    return f"the {what} ended with code {process.returncode}{f' ({reason})' if reason else ''}: see {log}"
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if found is None:
+        raise ConfigError(f"there is no program {name!r}: install Coterie with its extra, coterie[federation]")
+    return found

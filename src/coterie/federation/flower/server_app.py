@@ -1,0 +1,33 @@
+"""What a SuperLink runs: ``coterie.federation.flower.server_app:app``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coterie import options
+from coterie.errors import Interrupted
+from coterie.federation import agreement
+from coterie.federation.flower.apps import Settings, server_app
+from coterie.federation.server import Plan, serve
+from coterie.federation.transport import Transport
+from coterie.runs.storage.atomic import write_text
+
+
+def _serve(transport: Transport, settings: Settings) -> None:
+    plan_file, out = Path(str(settings["plan"])), Path(str(settings["out"]))
+    try:
+        plan = options.make(Plan, agreement.read_yaml(plan_file), "plan")
+        serve(agreement.read(Path(str(settings["federation"]))), transport, plan, out, listener=print, watch=_tell)
+    except Interrupted:  # whoever stopped it knows
+        raise
+    except Exception as error:
+        # Flower keeps an app's errors in its own log; whoever waits for the run reads them here.
+        write_text(plan_file.with_suffix(".error"), " ".join(f"{error}".split()) + "\n")
+        raise
+
+
+def _tell(round_number: int, mean: float | None) -> None:
+    print(f"round {round_number} done" + ("" if mean is None else f", mean {mean:.4f}"), flush=True)
+
+
+app = server_app(_serve)

@@ -1,0 +1,166 @@
+"""A node's own state on its own disk: what is committed, and what is pending until the server says that it counts.
+
+::
+
+    STATE/RUN/
+      committed.safetensors     the state after the last reply that counts; carries that reply's token
+      pending/TOKEN.safetensors the state after a reply of which the node does not know yet whether it counts
+
+Every file is whole or not there. A server counts a reply only when the round that it belongs to is in a checkpoint, so
+a committed state never has to be taken back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from coterie.errors import CheckpointError
+from coterie.federation.wire import Rejected
+from coterie.rows import Rows
+from coterie.runs.storage.atomic import replacing, sync
+
+_TOKEN = re.compile(r"[0-9a-z-]{1,80}")
+_RUN = re.compile(r"[0-9a-z-]{1,80}")
+_ENDING = ".safetensors"
+
+
+class NodeState:
+    """The state of one node in one run.
+
+    Parameters
+    ----------
+    folder
+        The node's folder of states.
+    run
+        The run.
+    begin
+        The node's state before its first round, one row for each name.
+    lost_is_fine
+        Whether to begin anew where the state that the server counts on is not there.
+
+    Raises
+    ------
+    Rejected
+        If that is not a run's name.
+    """
+
+    def __init__(self, folder: Path, run: str, begin: Rows, lost_is_fine: bool = False) -> None:
+        if not _RUN.fullmatch(run):
+            raise Rejected(f"its run is {run!r}, which is not a run's name")
+        self._folder, self._begin, self._lost_is_fine = folder / run, begin, lost_is_fine
+        self._committed = self._folder / f"committed{_ENDING}"
+
+    def settle(self, counted: str, keep: Collection[str]) -> None:
+        """Promote the pending state that counts, and drop those that can count no more.
+
+        Parameters
+        ----------
+        counted
+            Token of the node's last reply that counts, nothing if none does.
+        keep
+            Tokens of pending states that are still needed.
+
+        Raises
+        ------
+        Rejected
+            If the state that the server counts on is not there.
+        """
+        if counted != self.token:
+            pending = self._pending(counted) if counted else None
+            if pending is not None and pending.exists():
+                os.replace(pending, self._committed)
+                sync(self._folder)
+            elif not self._lost_is_fine:
+                raise Rejected(
+                    f"the server counts on the node's state {counted or 'of the beginning'!r}, but the node has "
+                    f"{self.token or 'none'!r}: put the node's state folder back, or set lost_state: begin-anew"
+                )
+            else:
+                self._write(self._committed, counted, self._begin)
+        for path in self._all():
+            if path.name.removesuffix(_ENDING) not in keep:
+                path.unlink()
+
+    @property
+    def token(self) -> str:
+        """Token of the committed state, nothing before the first."""
+        return self._read(self._committed)[0] if self._committed.exists() else ""
+
+    def rows(self, base: str = "") -> Rows:
+        """Give the node's state.
+
+        Parameters
+        ----------
+        base
+            Token of a pending state, nothing for the committed one.
+
+        Returns
+        -------
+        Rows
+            One row for each name.
+
+        Raises
+        ------
+        Rejected
+            If there is no such pending state.
+        """
+        if base:
+            if not self._pending(base).exists():
+                raise Rejected(f"the node has no pending state {base!r}")
+            return self._read(self._pending(base))[1]
+        if self._committed.exists():
+            return self._read(self._committed)[1]
+        return {name: value.clone() for name, value in self._begin.items()}
+
+    def put(self, token: str, rows: Rows) -> None:
+        """Keep a state as pending.
+
+        Parameters
+        ----------
+        token
+            The reply's token.
+        rows
+            The state after it.
+        """
+        self._write(self._pending(token), token, rows)
+
+    def pending(self) -> list[str]:
+        """List the tokens of pending states.
+
+        Returns
+        -------
+        list of str
+            In alphabetical order.
+        """
+        return sorted(path.name.removesuffix(_ENDING) for path in self._all())
+
+    def _pending(self, token: str) -> Path:
+        if not _TOKEN.fullmatch(token):
+            raise Rejected(f"{token!r} is not a token")
+        return self._folder / "pending" / f"{token}{_ENDING}"
+
+    def _all(self) -> list[Path]:
+        folder = self._folder / "pending"
+        return [path for path in folder.iterdir() if path.name.endswith(_ENDING)] if folder.is_dir() else []
+
+    def _write(self, path: Path, token: str, rows: Rows) -> None:
+        plain = {name: value.detach().clone().contiguous() for name, value in rows.items()}
+        with replacing(path) as draft:
+            save_file(plain, draft, metadata={"token": token, "order": json.dumps(list(plain))})
+
+    def _read(self, path: Path) -> tuple[str, Rows]:
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                # Cloned out of the file's mapping, whose alignment is not that of memory that PyTorch allocates.
+                rows = {name: file.get_tensor(name).clone() for name in json.loads(metadata["order"])}
+                return metadata["token"], rows
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise CheckpointError(f"the node's state {path} is damaged ({error}): put back a copy") from error

@@ -1,0 +1,287 @@
+"""The samples as each party sees them: a node its own and nobody else's, the server none.
+
+Clients keep their numbers: a node's population has as many clients as the federation, all but its own without samples,
+so that streams, sizes and class counts are those of a simulation of the whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from coterie import data, models, randomness
+from coterie.algorithms import registry
+from coterie.compute.engine import Engine
+from coterie.config import IMPORT, ExperimentConfig
+from coterie.data import Dataset
+from coterie.data.partitions import Ragged, Shares
+from coterie.errors import ConfigError, DataError
+from coterie.federation.agreement import FILE, Agreement
+from coterie.models.problem import Problem
+from coterie.runs.builder import Population, Roles, make_engine
+from coterie.simulation.simulation import Simulation
+
+_TABLES = (".csv", ".parquet")
+
+
+def load_own(source: str, folder: Path, agreement: Agreement) -> Dataset:
+    """Load a node's own samples and see that they are what was agreed on.
+
+    Parameters
+    ----------
+    source
+        A folder of images, an ``.npz`` file, a data set's text such as ``table:path=a.csv,label=outcome``, or
+        ``import:package.module:function`` for a function that takes nothing and gives a
+        :class:`~coterie.data.Dataset`.
+    folder
+        What relative paths are relative to.
+    agreement
+        What was agreed on.
+
+    Returns
+    -------
+    Dataset
+        The samples, with the agreed classes and normalisation.
+    """
+    return _agreed(read_own(source, folder, agreement.data.task), agreement)
+
+
+def read_own(source: str, folder: Path, task: str | None = None) -> Dataset:
+    """Load a node's own samples as they are.
+
+    Parameters
+    ----------
+    source
+        As in :func:`load_own`.
+    folder
+        What relative paths are relative to.
+    task
+        What is to be predicted, for a table that does not say.
+
+    Returns
+    -------
+    Dataset
+        The samples.
+    """
+    return data.load(source if source.startswith(IMPORT) else _located(source, folder, task))
+
+
+def _located(source: str, folder: Path, task: str | None) -> str:
+    kind, _, rest = source.partition(":")
+    if kind in data.names() and rest:
+        first, comma, options = rest.removeprefix("path=").partition(",")
+        text = f"{kind}:path={(folder / Path(first).expanduser()).absolute()}{comma}{options}"
+        return f"{text},task={task}" if kind == "table" and task and ",task=" not in text else text
+    if kind in data.names():
+        return source
+    path = (folder / Path(source).expanduser()).absolute()
+    if path.suffix in _TABLES:
+        raise ConfigError(f"data is {source!r}, but a table needs its label column: table:path={source},label=COLUMN")
+    return f"folder:path={path}" if path.is_dir() else f"npz:path={path}"
+
+
+def _agreed(found: Dataset, agreement: Agreement) -> Dataset:
+    schema = agreement.data
+    if found.task != schema.task:
+        raise DataError(f"the node's own data are a {found.task} task, but {FILE} agrees on {schema.task}")
+    found = _in_order(found, schema.columns)
+    if found.input_shape != schema.input_shape:
+        raise DataError(
+            f"a sample of the node's own data has shape {list(found.input_shape)}, but {FILE} agrees on "
+            f"{list(schema.input_shape)}"
+        )
+    y = found.y
+    strangers = [name for name in found.classes if name not in schema.classes]
+    if strangers:
+        raise DataError(
+            f"the node's own data have the class {strangers[0]!r}, but {FILE} agrees on {', '.join(schema.classes)}"
+        )
+    if found.classes:
+        y = torch.tensor([schema.classes.index(name) for name in found.classes])[y]
+    return replace(
+        found, y=y, classes=schema.classes, mean=schema.mean, std=schema.std, owner=None, groups=None, superclasses=()
+    )
+
+
+def _in_order(found: Dataset, columns: tuple[str, ...]) -> Dataset:
+    """Put a table's columns in the agreed order; of a text that a node does not have, the column is 0."""
+    if not found.features:
+        return found
+    if not columns:
+        raise DataError(
+            f"the node's own data are a table, but {FILE} does not name its columns, so that all mean the same by "
+            f"them: agree on `columns: {json.dumps(list(found.features), ensure_ascii=False)}` under data"
+        )
+    for name in found.features:
+        if name not in columns:
+            raise DataError(
+                f"the node's table has {name!r}, which is not among the columns that {FILE} names: leave it out with "
+                "drop=, or agree on it"
+            )
+    texts = {name.partition("=")[0] for name in found.features if "=" in name}
+    x = torch.zeros(len(found), len(columns))
+    for place, name in enumerate(columns):
+        if name in found.features:
+            x[:, place] = found.x[:, found.features.index(name)]
+        elif "=" not in name or name.partition("=")[0] not in texts:
+            raise DataError(f"the node's table has no column for {name!r}, which {FILE} names")
+    ones = (0.0,) * len(columns), (1.0,) * len(columns)
+    return replace(found, x=x, features=columns, mean=ones[0], std=ones[1])
+
+
+def own_population(dataset: Dataset, client: int, config: ExperimentConfig) -> Population:
+    """Make the population of one node.
+
+    Parameters
+    ----------
+    dataset
+        Its own samples.
+    client
+        Its number.
+    config
+        The run's configuration.
+
+    Returns
+    -------
+    World
+        Split as :func:`coterie.data.partitions.share_out` splits that client's part in a simulation.
+
+    Raises
+    ------
+    DataError
+        If there are too few samples.
+    """
+    count = len(dataset)
+    if count < 3:
+        raise DataError(f"the node has {count} samples, but needs one each to train on, to choose by and to test on")
+    order = randomness.stream(config.seed, "partition: split", client=client).permutation(np.arange(count))
+    test = _part(config.test_fraction or 0.2, count)
+    rest = order[test:]
+    held = _part(config.validation, len(rest)) if config.validation else 0
+    pieces = {"test": order[:test], "validation": rest[:held], "train": rest[held:]}
+    splits = {name: _only(np.sort(piece), client, config.clients) for name, piece in pieces.items()}
+    return Population(dataset, _shares(splits), _everyone(config.clients))
+
+
+def blank_population(agreement: Agreement, sizes: Mapping[str, Sequence[int]]) -> Population:
+    """Make the population of a server, which has no samples: one of zeros stands for all of them.
+
+    Parameters
+    ----------
+    agreement
+        What a sample is.
+    sizes
+        For each split, how many samples each client has.
+
+    Returns
+    -------
+    World
+        Every client has as many samples as it should, all of them the blank one.
+    """
+    schema = agreement.data
+    y = torch.zeros(1, dtype=torch.float32 if schema.task == "regression" else torch.int64)
+    x = torch.zeros(1, *schema.input_shape)
+    blank = Dataset("blank", x, y, 1, schema.task, schema.classes, schema.mean, schema.std)
+    splits = {split: Ragged.of([np.zeros(size, np.int64) for size in each]) for split, each in sizes.items()}
+    return Population(blank, _shares(splits), _everyone(len(agreement.members)))
+
+
+def fresh_row(config: ExperimentConfig, agreement: Agreement, client: int) -> Tensor:
+    """Draw a client's own initial model, as a simulation does.
+
+    Parameters
+    ----------
+    config
+        The run's configuration.
+    agreement
+        What a sample is.
+    client
+        The client.
+
+    Returns
+    -------
+    Tensor
+        Its row.
+    """
+    schema = agreement.data
+    with randomness.torch_stream(config.seed, f"model of client {client}"):
+        module = models.build(config.model, schema.input_shape, schema.outputs)
+    return Problem.of(module, schema.task, dtype=getattr(torch, config.dtype)).start
+
+
+def make_simulation(
+    config: ExperimentConfig, agreement: Agreement, population: Population, sizes: Sequence[int] | None = None
+) -> Simulation:
+    """Put the method and an engine on a population.
+
+    Parameters
+    ----------
+    config
+        The run's configuration.
+    agreement
+        What a sample is.
+    population
+        The samples of this party.
+    sizes
+        Training samples of every member, where the method starts from them.
+
+    Returns
+    -------
+    Simulation
+        Before the first round.
+    """
+    engine = engine_of(config, population)
+    own, everyone = engine.sizes["train"], torch.ones(config.clients, dtype=torch.int64)
+    # A first state may depend on everybody's samples, which a party knows only where it is told.
+    engine.sizes["train"] = everyone if sizes is None else torch.tensor(sizes)
+    simulation = Simulation(
+        registry.make(config.algorithm, config.settings),
+        engine,
+        fresh=lambda client: fresh_row(config, agreement, client),
+        members=population.roles.trainers,
+    )
+    engine.sizes["train"] = own
+    return simulation
+
+
+def engine_of(config: ExperimentConfig, population: Population) -> Engine:
+    """Make the engine that every party of a federation uses.
+
+    Parameters
+    ----------
+    config
+        The run's configuration.
+    population
+        The samples of this party.
+
+    Returns
+    -------
+    Engine
+        One client after another, on the CPU.
+    """
+    return make_engine(config, population, torch.device("cpu"))
+
+
+def _part(fraction: float, count: int) -> int:
+    return min(max(1, round(fraction * count)), count - 1)
+
+
+def _only(piece: npt.NDArray[np.int64], client: int, clients: int) -> Ragged:
+    nothing = np.zeros(0, np.int64)
+    return Ragged.of([piece if number == client else nothing for number in range(clients)])
+
+
+def _shares(splits: Mapping[str, Ragged]) -> Shares:
+    return Shares(splits["train"], splits["validation"], splits["test"], None, False, None, "natural")
+
+
+def _everyone(clients: int) -> Roles:
+    nobody = torch.zeros(0, dtype=torch.int64)
+    return Roles(torch.arange(clients), nobody, nobody)

@@ -1,0 +1,147 @@
+"""What a node that promised privacy has told so far: its replies are protected here, and counted on its own disk.
+
+::
+
+    privacy.key     a secret of the node's own, from which its noise is drawn
+    privacy.json    for each run, how many replies were sent with how much noise
+
+Both belong to the node. The seed that all parties share is no secret, so noise cannot come from it. Noise depends on
+the secret, the message and the reply: what is sent twice is the same, and tells nothing new; anything else gets noise
+of its own. A reply is counted before it is sent, whether it then counts for the server or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from coterie.errors import CheckpointError
+from coterie.federation.agreement import Promise
+from coterie.federation.wire import Rejected
+from coterie.randomness import secret_normal
+from coterie.rows import Rows
+from coterie.runs.storage.atomic import write_text
+from coterie.simulation.privacy import protect, spent
+
+KEY, FILE = "privacy.key", "privacy.json"
+_BYTES = 32
+
+
+class Ledger:
+    """The replies of one node, over all runs.
+
+    Parameters
+    ----------
+    folder
+        The node's folder.
+    promise
+        What was promised.
+    """
+
+    def __init__(self, folder: Path, promise: Promise) -> None:
+        self.promise = promise
+        self._folder = folder
+
+    def release(
+        self, reply: Rows, message: Rows, references: Mapping[str, str | None], run: str, digest: bytes
+    ) -> Rows:
+        """Clip a reply, add noise to it, and count it.
+
+        Parameters
+        ----------
+        reply
+            What the node would send, one row.
+        message
+            What it was sent, one row.
+        references
+            The task's.
+        run
+            The run.
+        digest
+            Of the message's whole block.
+
+        Returns
+        -------
+        Rows
+            What may be sent.
+
+        Raises
+        ------
+        Rejected
+            If the budget does not allow it.
+        """
+        counts = self._read()
+        mine = counts.setdefault(run, Counter())
+        mine[self.promise.noise] += 1
+        budget, loss = self.promise.budget, self._loss(counts)
+        if budget is not None and loss > budget:
+            raise Rejected(f"the node's privacy budget of {budget:g} is spent: one more reply would make it {loss:.4g}")
+        self._write(counts)
+        hashed = hashlib.blake2b(digest, key=self._secret())
+        for name, value in reply.items():
+            hashed.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+            hashed.update(value.detach().contiguous().numpy().tobytes())
+        key = hashed.digest()
+
+        def draw(name: str, rows: slice, count: int) -> Tensor:
+            return secret_normal(key + name.encode(), count).unsqueeze(0)
+
+        return protect(reply, message, references, self.promise, draw)
+
+    def epsilon(self, run: str | None = None) -> float:
+        """Give the privacy loss so far.
+
+        Parameters
+        ----------
+        run
+            Of this run alone; by default of all together.
+
+        Returns
+        -------
+        float
+            ε, infinite without noise.
+        """
+        counts = self._read()
+        return self._loss(counts if run is None else {run: counts.get(run, Counter())})
+
+    def _loss(self, counts: Mapping[str, Counter[float]]) -> float:
+        return spent(sum(counts.values(), Counter()), self.promise.delta)
+
+    def _read(self) -> dict[str, Counter[float]]:
+        path = self._folder / FILE
+        if not path.exists():
+            return {}
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return {
+                run: Counter({float(noise): int(count) for noise, count in each.items()})
+                for run, each in found["replies"].items()
+            }
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"the node's record {path} of its replies is damaged: put back a copy") from error
+
+    def _write(self, counts: Mapping[str, Counter[float]]) -> None:
+        plain = {run: {repr(noise): count for noise, count in each.items()} for run, each in counts.items()}
+        write_text(self._folder / FILE, json.dumps({"replies": plain}, indent=1) + "\n")
+
+    def _secret(self) -> bytes:
+        path = self._folder / KEY
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            found = path.read_bytes()
+            if len(found) != _BYTES:
+                raise CheckpointError(f"the node's secret {path} is damaged: remove it, and another is made") from None
+            return found
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        return path.read_bytes()

@@ -1,7 +1,0 @@
-"""Reports: runs, or whole comparisons, as one HTML file to look at, and as figures for papers."""
-
-from __future__ import annotations
-
-from coterie.report.writing import Written, write
-
-__all__ = ["Written", "write"]

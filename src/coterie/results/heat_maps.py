@@ -1,0 +1,159 @@
+"""A run's matrices, and who holds what in it, as charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from coterie.results import figures
+from coterie.results.figures import HeatMap, Order, Panels
+
+if TYPE_CHECKING:
+    from coterie.results.result import Result
+
+FRAMES = 40
+"""Rounds of a heat map's slider at most."""
+
+
+def weights_map(result: Result, frames: int = FRAMES) -> HeatMap:
+    """Chart a run's collaboration weights, with clients of one group beside each other.
+
+    Parameters
+    ----------
+    result
+        The run; one without weights is refused with a ``RunFolderError``.
+    frames
+        Rounds at most, evenly spaced, the last always among them.
+
+    Returns
+    -------
+    HeatMap
+        A matrix for each round.
+    """
+    rounds = _spaced(result.weight_rounds, frames)
+    if not rounds:
+        result.weights()  # refuses in its own words
+    return figures.heat_map(
+        ((number, result.weights(number)) for number in rounds),
+        order_of(result, (result.weights(number) for number in rounds)),
+        what="weight",
+        axes=("taker", "giver"),
+        own=False,
+    )
+
+
+def matrix_map(result: Result, frames: int = FRAMES) -> HeatMap:
+    """Chart a run's accuracy matrices, with clients of one group beside each other.
+
+    Parameters
+    ----------
+    result
+        The run; one without a matrix is refused with a ``RunFolderError``.
+    frames
+        Rounds at most, evenly spaced, the last always among them.
+
+    Returns
+    -------
+    HeatMap
+        A matrix for each round.
+    """
+    last, rounds = result.matrix(), _spaced(result.matrix_rounds, frames)
+    values = last.to_numpy()
+    values = values[np.isfinite(values)]
+    ends = (np.floor(10 * values.min()) / 10, np.ceil(10 * values.max()) / 10) if len(values) else (0.0, 1.0)
+    return figures.heat_map(
+        ((number, result.matrix(number)) for number in rounds),
+        order_of(result, [last]),
+        what=primary_metric(result) or "accuracy",
+        axes=("personal model", "test samples of"),
+        range=(float(ends[0]), float(ends[1])),
+    )
+
+
+def shares_map(result: Result) -> Panels | HeatMap:
+    """Chart who holds what in a run.
+
+    Parameters
+    ----------
+    result
+        The run; one that does not say is refused with a ``RunFolderError``.
+
+    Returns
+    -------
+    Panels or HeatMap
+        Bubbles for few clients, a heat map for many.
+    """
+    return figures.holdings(result.shares, figures.in_groups(result.shares))
+
+
+def order_of(result: Result, matrices: Iterable[pd.DataFrame]) -> Order:
+    """Order the clients of a run's matrices.
+
+    Parameters
+    ----------
+    result
+        The run.
+    matrices
+        The matrices of clients against clients; read only if the run does not say who its clients are.
+
+    Returns
+    -------
+    Order
+        All clients that train, by group, main class or number, as far as the run says.
+    """
+    if result.has_shares:
+        return figures.in_groups(result.shares, result.shares.loc[result.shares["role"] != "newcomer", "client"])
+    return figures.in_groups(
+        None, {int(client) for matrix in matrices for axis in matrix.axes for client in axis.to_numpy()}
+    )
+
+
+def honest(result: Result) -> list[int] | None:
+    """List the clients that count.
+
+    Parameters
+    ----------
+    result
+        The run.
+
+    Returns
+    -------
+    list of int or None
+        The clients that train and do not attack, ``None`` if the run does not say what its clients do.
+    """
+    if not result.has_shares:
+        return None
+    return [int(client) for client in result.shares.loc[result.shares["role"] == "honest", "client"]]
+
+
+def primary_metric(result: Result) -> str | None:
+    """Give the metric that a run is judged by.
+
+    Parameters
+    ----------
+    result
+        The run, finished or not.
+
+    Returns
+    -------
+    str or None
+        Its name, ``None`` if nothing has been recorded yet.
+    """
+    if result.finished:
+        return str(result.summary["metric"])
+    named = result.config.get("metrics") or ()
+    frame = result.metrics
+    measured = frame.loc[(frame["split"] == "test") & (frame["metric"] != "loss"), "metric"]
+    if measured.empty:
+        return None
+    return str(named[0] if named else measured.iloc[0])
+
+
+def _spaced(rounds: Sequence[int], most: int) -> list[int]:
+    if len(rounds) <= most:
+        return list(rounds)
+    places = np.unique(np.linspace(0, len(rounds) - 1, most).round().astype(int))
+    return [rounds[place] for place in places]

@@ -1,0 +1,160 @@
+"""From folders to runs: what a report is about, and what it has to leave out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.config import read_yaml
+from coterie.errors import CoterieError, RunFolderError
+from coterie.results import Result, RunSet
+from coterie.results.unfinished import so_far
+from coterie.runs.storage import events
+from coterie.runs.storage.atomic import read_json
+from coterie.runs.storage.events import Event
+
+Reader = Callable[[Path], None]
+"""Told of each run before it is read."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The runs of a report.
+
+    Parameters
+    ----------
+    runs
+        Runs that have recorded something.
+    summaries
+        The result of each in short; of one that is not finished, what it has so far.
+    events
+        What happened in each, where it was a federation between machines.
+    choices
+        What the engine of each chose.
+    left_out
+        Sentences about what could not be shown.
+    """
+
+    runs: RunSet
+    summaries: list[dict[str, Any]]
+    events: list[list[Event]]
+    choices: list[dict[str, Any]]
+    left_out: list[str] = field(default_factory=list)
+
+
+def folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[dict[Path, str | None], list[str]]:
+    """Find the runs in some folders.
+
+    Parameters
+    ----------
+    paths
+        Folders of runs, or of comparisons and recipes, which stand for their runs.
+
+    Returns
+    -------
+    runs
+        Folders of runs, each once, in the order in which they were given, and what a comparison's plan calls the method
+        of each; a comparison's in the order of its plan.
+    left_out
+        Sentences about runs of a comparison that are not there, or diverged.
+
+    Raises
+    ------
+    RunFolderError
+        If a folder is neither.
+    """
+    found: dict[Path, tuple[Path, str | None]] = {}
+    left_out: list[str] = []
+    for path in _with_parts(map(Path, paths)):
+        if (path / "config.yaml").exists():
+            found.setdefault(path.resolve(), (path, None))
+        elif (path / "plan.yaml").exists():
+            there, sentences = _of_comparison(path)
+            left_out += sentences
+            for run, called in there.items():
+                found.setdefault(run.resolve(), (run, called))
+        elif not path.is_dir():
+            raise RunFolderError(f"there is no run in {path}: it must be a folder that `coterie run` or compare wrote")
+        else:
+            raise RunFolderError(
+                f"{path} is neither a run's folder nor a comparison's: it holds no config.yaml and no plan.yaml"
+            )
+    return dict(found.values()), left_out
+
+
+def _with_parts(paths: Iterable[Path]) -> Iterator[Path]:
+    """Give the comparisons within a recipe's folder in place of it."""
+    for path in paths:
+        parts = sorted(plan.parent for plan in path.glob("*/plan.yaml"))
+        own = (path / "config.yaml").exists() or (path / "plan.yaml").exists()
+        yield from [path] if own or not parts else parts
+
+
+def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None) -> Gathered:
+    """Read the runs that a report is about.
+
+    Parameters
+    ----------
+    paths
+        Folders of runs or of comparisons.
+    reader
+        Told of each run before it is read.
+
+    Returns
+    -------
+    Gathered
+        The runs, finished or not.
+
+    Raises
+    ------
+    RunFolderError
+        If a folder is neither, or no run has recorded anything yet.
+    """
+    there, left_out = folders(paths)
+    results, summaries, named = [], [], []
+    for path, called in there.items():
+        if reader is not None:
+            reader(path)
+        result = Result(path)
+        try:
+            summaries.append(result.summary if result.finished else so_far(result))
+        except CoterieError as error:
+            left_out.append(f"{path.name}: {error}")
+            continue
+        results.append(result)
+        named.append(called)
+        if not result.finished:
+            done, rounds = summaries[-1]["rounds"], result.config.get("rounds", "?")
+            left_out.append(f"{path.name} is not finished: round {done} of {rounds}")
+    if not results:
+        raise RunFolderError(f"there is nothing to report: {'; '.join(left_out) or 'no run has been begun'}")
+    runs = RunSet(results, named)
+    _ = runs.metrics, runs.timings  # read here, where progress is shown
+    return Gathered(
+        runs,
+        summaries,
+        [events.read(result.path) for result in results],
+        [_choices(result.path) for result in results],
+        left_out,
+    )
+
+
+def _of_comparison(path: Path) -> tuple[dict[Path, str | None], list[str]]:
+    plan = read_yaml(path / "plan.yaml")
+    planned: Mapping[str, Any] = plan.get("runs") or {}
+    called: Mapping[str, str] = plan.get("called") or {}
+    diverged = read_json(path / "diverged.json") if (path / "diverged.json").exists() else {}
+    there = {
+        path / "runs" / name: called.get(name) for name in planned if (path / "runs" / name / "config.yaml").exists()
+    }
+    left_out = [f"{name} diverged: {sentence}" for name, sentence in diverged.items()]
+    if len(there) < len(planned):
+        left_out.append(f"{path.name}: {len(planned) - len(there)} of {len(planned)} planned runs have not been begun")
+    return there, left_out
+
+
+def _choices(path: Path) -> dict[str, Any]:
+    return read_json(path / "choices.json") if (path / "choices.json").exists() else {}

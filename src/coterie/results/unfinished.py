@@ -1,0 +1,49 @@
+"""The summary of a run that is not finished."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coterie.algorithms import registry
+from coterie.config import from_mapping
+from coterie.errors import RunFolderError
+from coterie.evaluation import metrics as metric_table
+from coterie.results.result import Result
+from coterie.runs.population import roles
+from coterie.runs.summary import summarise
+
+
+def so_far(result: Result) -> dict[str, Any]:
+    """Sum up a run that is not finished, from what it has recorded.
+
+    Parameters
+    ----------
+    result
+        The run.
+
+    Returns
+    -------
+    dict
+        A summary as of a finished run; ``rounds`` is the last round on the disk.
+
+    Raises
+    ------
+    RunFolderError
+        If nothing has been recorded yet.
+    """
+    config, metrics = from_mapping(result.config), result.metrics
+    measured = metrics.loc[(metrics["split"] == "test") & (metrics["metric"] != "loss"), "metric"]
+    if measured.empty:
+        raise RunFolderError(f"the run in {result.path} has recorded nothing yet: `coterie resume {result.path}`")
+    metric = config.metrics[0] if config.metrics else str(measured.iloc[0])
+    return summarise(
+        metrics,
+        algorithm=registry.get(config.algorithm).name,
+        seed=config.seed,
+        rounds=int(metrics["round"].max()),
+        seconds=float(result.timings.drop(columns="round").to_numpy().sum()),
+        metric=metric,
+        higher_is_better=metric_table.get(metric).higher_is_better,
+        clients=roles(config).honest,
+        privacy=config.privacy,
+    )

@@ -1,0 +1,152 @@
+"""The samples of an experiment, who holds them, and what each client does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from coterie import data, randomness
+from coterie.simulation import attacks
+from coterie.config import ExperimentConfig
+from coterie.data import Dataset
+from coterie.errors import ConfigError
+from coterie.data.partitions import Shares, share_out
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What each client does; all in increasing order.
+
+    Parameters
+    ----------
+    trainers
+        Clients that take part.
+    newcomers
+        Clients held out of training.
+    attackers
+        Clients, among those that take part, that attack.
+    """
+
+    trainers: Tensor
+    newcomers: Tensor
+    attackers: Tensor
+
+    @property
+    def honest(self) -> list[int]:
+        """The clients that train and do not attack, in increasing order."""
+        attackers = set(self.attackers.tolist())
+        return [client for client in self.trainers.tolist() if client not in attackers]
+
+
+@dataclass(frozen=True)
+class Population:
+    """The samples of an experiment, who holds them, and what each client does.
+
+    Parameters
+    ----------
+    dataset
+        The samples.
+    shares
+        Who holds which.
+    roles
+        Who trains, is held out, attacks.
+    """
+
+    dataset: Dataset
+    shares: Shares
+    roles: Roles
+
+    def holdings(self) -> pd.DataFrame:
+        """Say what each client holds and does.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each client: ``client``, ``role`` (``"honest"``, ``"attacker"`` or ``"newcomer"``), the sizes
+            ``train``, ``validation`` and ``test``, where they are known ``group`` and ``noise``, and for each class the
+            training samples of it, in a column ``class NAME``.
+        """
+        shares, count = self.shares, len(self.shares)
+        role = np.full(count, "honest", dtype=object)
+        role[self.roles.newcomers.numpy()] = "newcomer"
+        role[self.roles.attackers.numpy()] = "attacker"
+        columns: dict[str, Any] = {"client": np.arange(count), "role": role}
+        for name in ("train", "validation", "test"):
+            columns[name] = getattr(shares, name).sizes.numpy()
+        columns |= {} if shares.groups is None else {"group": shares.groups.numpy()}
+        columns |= {} if shares.noise is None else {"noise": shares.noise.numpy()}
+        if self.dataset.classes:
+            counts = shares.counts(self.dataset.y, len(self.dataset.classes)).numpy()
+            columns |= {f"class {name}": counts[:, label] for label, name in enumerate(self.dataset.classes)}
+        return pd.DataFrame(columns)
+
+
+def roles(config: ExperimentConfig) -> Roles:
+    """Draw who trains, who is held out and who attacks.
+
+    Parameters
+    ----------
+    config
+        The configuration.
+
+    Returns
+    -------
+    Roles
+        A function of the configuration alone.
+
+    Raises
+    ------
+    ConfigError
+        If as many clients cannot be held out.
+    """
+    count = config.clients
+    away = round(config.hold_out * count)
+    if config.hold_out > 0 and not 0 < away < count:
+        raise ConfigError(
+            f"hold_out is {config.hold_out}, which is {away} of {count} clients: there must be a client that is held "
+            "out and one that trains"
+        )
+    held = set(randomness.stream(config.seed, "hold out").permutation(count)[:away].tolist())
+    newcomers = torch.tensor(sorted(held), dtype=torch.int64)
+    trainers = torch.tensor(sorted(set(range(count)) - held), dtype=torch.int64)
+    attackers = torch.zeros(0, dtype=torch.int64)
+    if config.attack is not None:
+        chosen = attacks.choose_attackers(len(trainers), attacks.parse(config.attack).fraction, config.seed)
+        attackers = trainers[torch.tensor(chosen, dtype=torch.int64)]
+    return Roles(trainers, newcomers, attackers)
+
+
+def make_population(config: ExperimentConfig, data_dir: Path | None = None) -> Population:
+    """Load the data and deal it out.
+
+    Parameters
+    ----------
+    config
+        The configuration.
+    data_dir
+        Where data sets lie.
+
+    Returns
+    -------
+    World
+        Samples and shares.
+    """
+    drawn = roles(config)
+    dataset = data.load(config.data, data_dir=data_dir, seed=config.seed)
+    shares = share_out(
+        dataset,
+        config.partition,
+        clients=config.clients,
+        seed=config.seed,
+        test_fraction=config.test_fraction,
+        validation=config.validation,
+        scarcity=config.scarcity,
+        max_test=config.max_test,
+    )
+    return Population(dataset, shares, drawn)

@@ -1,0 +1,321 @@
+"""A run's folder: everything that a run leaves behind, and all that is needed to go on with it.
+
+::
+
+    RUN/
+      config.yaml         the configuration, complete; also what makes the folder a run's folder
+      metrics.parquet     what was measured (metrics/ with part files while the run goes on)
+      timings.jsonl       seconds of every round
+      weights/            collaboration weights, where the method has them
+      matrix/             accuracy matrices, where they were asked for
+      shares.parquet      what each client holds, and its role
+      checkpoint/         the last two checkpoints
+      choices.json        what the engine chose by measuring, reused on resume
+      summary.json        the result in short, written last: a run that has it is finished
+
+One process writes to it at a time, under a lock that the operating system releases when that process ends, however it
+ends. Readers need no lock: every file is replaced in one step.
+
+What is recorded goes to the disk before the checkpoint that closes its rounds, so whichever checkpoint is found after
+a kill, everything up to its round is there, and :meth:`RunFolder.rewind` drops what came later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pandas as pd
+import yaml
+from torch import Tensor
+
+from coterie.errors import RunFolderError
+from coterie.runs.storage.atomic import is_draft, read_json, replacing, write_json, write_text
+from coterie.runs.storage.checkpoints import Checkpoints
+from coterie.runs.storage.lock import LOCK_FILE, lock_folder
+from coterie.runs.storage.metrics_log import MetricsLog
+from coterie.runs.storage.reader import SHARES, accuracy_matrix_log, read_config, read_summary
+from coterie.runs.storage.timings_log import TimingsLog
+from coterie.runs.storage.matrix_log import MatrixLog
+
+
+class RunFolder:
+    """A run's folder, open for writing: use :meth:`create` or :meth:`open`, and close it (or use ``with``).
+
+    Parameters
+    ----------
+    path
+        The folder.
+    lock
+        The open lock file, which belongs to this object from now on.
+    config
+        The run's configuration.
+
+    Attributes
+    ----------
+    path
+        The folder.
+    metrics
+        What was measured.
+    timings
+        Seconds of every round.
+    weights
+        Collaboration weights.
+    matrix
+        Accuracy matrices.
+    checkpoints
+        The checkpoints.
+    """
+
+    path: Path
+    metrics: MetricsLog
+    timings: TimingsLog
+    weights: MatrixLog
+    matrix: MatrixLog
+    checkpoints: Checkpoints
+
+    def __init__(self, path: Path, lock: int, config: dict[str, Any]) -> None:
+        self.path = path
+        self.metrics = MetricsLog(path)
+        self.timings = TimingsLog(path / "timings.jsonl")
+        self.weights = MatrixLog(path / "weights")
+        self.matrix = accuracy_matrix_log(path)
+        self._use(config)
+        self._release = weakref.finalize(self, os.close, lock)
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any]) -> Self:
+        """Make the folder of a new run.
+
+        Parameters
+        ----------
+        path
+            Where; a folder that is there already must be empty.
+        config
+            The run's configuration, of plain YAML types.
+
+        Returns
+        -------
+        RunFolder
+            The folder, locked.
+
+        Raises
+        ------
+        RunFolderError
+            If there is something already, or the folder cannot be made.
+        """
+        folder = Path(path)
+        with _reported(folder):
+            if folder.exists() and not folder.is_dir():
+                raise RunFolderError(f"{folder} is a file: choose another --out")
+            folder.mkdir(parents=True, exist_ok=True)
+            _refuse_unless_empty(folder)
+            with contextlib.ExitStack() as on_failure:
+                new = cls(folder, lock_folder(folder), {})
+                on_failure.callback(new.close)
+                _refuse_unless_empty(folder)  # another process may have begun between the look and the lock
+                new.write_config(config)
+                on_failure.pop_all()
+        return new
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open the folder of a run that was begun, to go on with it.
+
+        A folder that is not a run's, or to which another process is writing, is refused with a ``RunFolderError``.
+
+        Parameters
+        ----------
+        path
+            The folder.
+
+        Returns
+        -------
+        RunFolder
+            The folder, locked.
+        """
+        folder = Path(path)
+        config = read_config(folder)
+        with _reported(folder):
+            return cls(folder, lock_folder(folder), config)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's configuration, as it was when the folder was opened; the caller may keep and change it."""
+        return copy.deepcopy(self._config)
+
+    @property
+    def run_id(self) -> str:
+        """What names the run: a digest of its configuration, the same for two runs that must give the same result."""
+        text = json.dumps(self._config, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=8, person=b"coterie run").hexdigest()
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What the engine chose by measuring (kernel, chunk, threads), empty if it has not yet."""
+        return read_json(self.path / "choices.json") if (self.path / "choices.json").exists() else {}
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Set the run's configuration.
+
+        Parameters
+        ----------
+        config
+            The configuration, of plain YAML types.
+
+        Raises
+        ------
+        RunFolderError
+            If the run has checkpoints: they belong to the configuration that made them.
+        """
+        if self.checkpoints.rounds():
+            raise RunFolderError(f"{self.path} has checkpoints: its configuration can no longer change")
+        with _reported(self.path):
+            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+            write_text(self.path / "config.yaml", text)
+        self._use(read_config(self.path))  # as a resumed run will find it
+
+    def write_choices(self, choices: Mapping[str, Any]) -> None:
+        """Keep what the engine chose by measuring.
+
+        Parameters
+        ----------
+        choices
+            The choices, of plain JSON types.
+        """
+        with _reported(self.path):
+            write_json(self.path / "choices.json", choices)
+
+    def write_shares(self, shares: pd.DataFrame) -> None:
+        """Keep who holds what.
+
+        Parameters
+        ----------
+        shares
+            A row for each client.
+        """
+        with _reported(self.path), replacing(self.path / SHARES) as draft:
+            shares.to_parquet(draft, index=False)
+
+    def flush(self) -> None:
+        """Put everything recorded so far on the disk."""
+        with _reported(self.path):
+            self.metrics.flush()
+            self.weights.flush()
+            self.matrix.flush()
+            self.timings.flush()
+
+    def checkpoint(
+        self,
+        round_number: int,
+        server: Mapping[str, Tensor],
+        clients: Mapping[str, Tensor],
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Put everything recorded so far on the disk, then write a checkpoint.
+
+        Parameters
+        ----------
+        round_number
+            The round that it closes.
+        server
+            The server's state.
+        clients
+            The clients' state.
+        extra
+            Anything that JSON can hold.
+        """
+        self.flush()
+        with _reported(self.path):
+            self.checkpoints.save(round_number, server, clients, extra)
+
+    def rewind(self, round_number: int) -> None:
+        """Drop everything recorded after a round, and the summary: the run goes on from there.
+
+        Parameters
+        ----------
+        round_number
+            The round of the checkpoint from which the run goes on; -1 to begin anew.
+        """
+        with _reported(self.path):
+            (self.path / "summary.json").unlink(missing_ok=True)
+            self.metrics.cut(round_number)
+            self.weights.cut(round_number)
+            self.matrix.cut(round_number)
+            self.timings.cut(round_number)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Close the books: merge the metrics, then write the summary that says that the run is finished.
+
+        Parameters
+        ----------
+        summary
+            The result in short, see :func:`coterie.results.summarise`.
+        """
+        self.flush()
+        with _reported(self.path):
+            self.metrics.merge()
+        self.write_summary(summary)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``.
+
+        Parameters
+        ----------
+        summary
+            The result in short; numbers that are not finite become ``null``.
+        """
+        with _reported(self.path):
+            write_json(self.path / "summary.json", summary)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Read ``summary.json``.
+
+        Returns
+        -------
+        dict or None
+            The result in short, or ``None`` if the run is not finished.
+        """
+        return read_summary(self.path)
+
+    def close(self) -> None:
+        """Release the lock; what was not flushed is not kept."""
+        self._release()
+
+    def _use(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self.checkpoints = Checkpoints(self.path / "checkpoint", self.run_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _refuse_unless_empty(folder: Path) -> None:
+    # A lock and drafts are what a run leaves that was killed before it began.
+    inside = sorted(path.name for path in folder.iterdir() if path.name != LOCK_FILE and not is_draft(path))
+    if "config.yaml" in inside:
+        raise RunFolderError(f"{folder} holds a run already: choose another --out, or `coterie resume {folder}`")
+    if inside:
+        raise RunFolderError(f"{folder} is not empty (it holds {inside[0]!r}): choose another --out")
+
+
+@contextlib.contextmanager
+def _reported(folder: Path) -> Iterator[None]:
+    """Turn the operating system's refusals (no space, no permission) into the sentence that the user reads."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be written ({error.strerror or error})") from error

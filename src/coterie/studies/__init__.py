@@ -1,0 +1,1 @@
+"""Many runs as one study: comparisons, and the recipes of the papers."""

@@ -1,0 +1,244 @@
+"""Running a comparison: what is finished is not repeated, what was begun goes on, what is new begins.
+
+::
+
+    DIR/
+      plan.yaml                      what is compared, complete; another plan is refused
+      runs/NAME/                     a folder for each run
+      diverged.json                  runs that became NaN or infinite, with the sentence that says so
+      table.md, table.tex, table.csv the result, written last
+
+One process runs a comparison at a time, under a lock as on a run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from coterie import api
+from coterie.config import read_yaml
+from coterie.errors import ConfigError, Interrupted, RunFolderError
+from coterie.results import At, Result
+from coterie.rows.distributed import launched
+from coterie.runs.launch import Watcher
+from coterie.runs.storage import lock_folder
+from coterie.runs.storage.atomic import read_json, write_json, write_text
+from coterie.studies.comparison.plan import Plan, PlannedRun
+from coterie.studies.comparison.standings import Standings, standings
+from coterie.studies.comparison.workers import Play, in_turn, side_by_side
+from coterie.studies.comparison.writers import csv_text, latex, markdown
+from coterie.tracking import make_all
+
+_PLAN, _RUNS, _DIVERGED = "plan.yaml", "runs", "diverged.json"
+
+
+def compare(
+    plan: Plan,
+    out: str | os.PathLike[str],
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    at: At = "final",
+    jobs: int = 1,
+    progress: bool = True,
+    track: Sequence[str] = (),
+) -> Standings:
+    """Run all that is left of a comparison, and write its tables.
+
+    A stop by the user is an :class:`~coterie.errors.Interrupted`; the same call goes on.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    out
+        The comparison's folder: new, empty, or of the same plan. One that another process is running is refused.
+    data_dir
+        Where data sets lie.
+    at
+        At which round methods are compared: ``"final"``, ``"best"`` on validation data, or ``"best_oracle"`` on test
+        data, as many papers do.
+    jobs
+        How many runs at a time; more than one are processes of their own, which share the CPU's cores.
+    progress
+        Show progress.
+    track
+        Trackers that are told of every run, by name; see :func:`coterie.run`.
+
+    Returns
+    -------
+    Standings
+        Who stands where.
+    """
+    folder = Path(out)
+    _refuse_several_processes()
+    _refuse_without_validation(plan, at)
+    make_all(track)  # what is wrong with them is said before anything is begun
+    with _kept(plan, folder):
+        diverged = _run_all(plan, folder, functools.partial(_play, folder, data_dir, tuple(track)), jobs, progress)
+        found = standings(plan, _results(plan, folder, diverged), at)
+        for name, text in (("table.md", markdown(found)), ("table.tex", latex(found)), ("table.csv", csv_text(found))):
+            write_text(folder / name, text)
+    return found
+
+
+def load_results(plan: Plan, out: str | os.PathLike[str]) -> dict[str, Result | None]:
+    """Give the runs of a comparison that has come to its end.
+
+    Parameters
+    ----------
+    plan
+        Its plan.
+    out
+        Its folder.
+
+    Returns
+    -------
+    dict
+        The runs by name, ``None`` for one that diverged.
+    """
+    folder = Path(out)
+    return _results(plan, folder, read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {})
+
+
+def _results(plan: Plan, folder: Path, diverged: Mapping[str, str]) -> dict[str, Result | None]:
+    return {run.name: None if run.name in diverged else Result(folder / _RUNS / run.name) for run in plan.runs}
+
+
+def _run_all(plan: Plan, folder: Path, play: Play, jobs: int, progress: bool) -> Mapping[str, str]:
+    """Run what is left, and give the runs that diverged with the sentence that says so."""
+    diverged = read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {}
+    left = [run for run in plan.runs if run.name not in diverged and not _finished(folder, run)]
+    done = len(plan.runs) - len(left)
+    try:
+        with _display(len(plan.runs), done, progress) as display:
+            ends = in_turn(left, play, display.told) if jobs == 1 else side_by_side(left, play, jobs, display.told)
+            with contextlib.closing(ends):
+                for run, sentence in ends:
+                    if sentence is not None:
+                        diverged[run.name] = sentence
+                        write_json(folder / _DIVERGED, diverged)
+                    done += 1
+                    display.ended(run)
+    except (Interrupted, KeyboardInterrupt) as stop:
+        again = Interrupted(folder, 0, stop.signal_number if isinstance(stop, Interrupted) else signal.SIGINT)
+        # What is to be resumed is the comparison, not the run that it was stopped in.
+        again.args = (
+            f"interrupted; {done} of {len(plan.runs)} runs are finished and all is kept in {folder}: go on with the "
+            "same command",
+        )
+        raise again from None
+    return diverged
+
+
+def _finished(folder: Path, run: PlannedRun) -> bool:
+    return (folder / _RUNS / run.name / "summary.json").exists()
+
+
+def _play(
+    folder: Path, data_dir: str | os.PathLike[str] | None, track: Sequence[str], run: PlannedRun, watch: Watcher
+) -> None:
+    path = folder / _RUNS / run.name
+    if (path / "config.yaml").exists():
+        api.resume(path, data_dir=data_dir, progress=watch, track=track)
+    else:
+        api.run_config(run.config, out=path, data_dir=data_dir, progress=watch, track=track)
+
+
+def _refuse_several_processes() -> None:
+    if launched() > 1:
+        raise ConfigError(
+            f"torchrun started {launched()} processes, but a comparison runs in one: start it without torchrun, with "
+            "--jobs for several runs at a time; single runs can be sharded (`torchrun -m coterie run`)"
+        )
+
+
+def _refuse_without_validation(plan: Plan, at: At) -> None:
+    if at not in get_args(At):
+        raise ConfigError(f"at is {at!r}, but must be {', '.join(get_args(At)[:-1])} or {get_args(At)[-1]}")
+    for run in plan.runs:
+        if run.config.validation == 0 and (at == "best" or plan.tune):
+            raise ConfigError("validation is 0, but best and tune choose on validation data: hold some out")
+
+
+@contextlib.contextmanager
+def _kept(plan: Plan, folder: Path) -> Iterator[None]:
+    """Keep the plan in its folder, and everybody else out of it."""
+    plain = yaml.safe_load(yaml.safe_dump(plan.plain(), sort_keys=False, allow_unicode=True))
+    _refuse_another(plain, folder)
+    with contextlib.ExitStack() as locked:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            locked.callback(os.close, lock_folder(folder))
+            _refuse_another(plain, folder)  # another process may have begun between the look and the lock
+            if not (folder / _PLAN).exists():
+                write_text(folder / _PLAN, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        except OSError as error:
+            raise RunFolderError(f"{folder} cannot be written ({error.strerror or error})") from error
+        yield
+
+
+def _refuse_another(plain: Mapping[str, Any], folder: Path) -> None:
+    if (folder / _PLAN).exists():
+        difference = _difference(read_yaml(folder / _PLAN), plain)
+        if difference:
+            raise RunFolderError(
+                f"{folder} holds a comparison with another plan ({difference}): give its plan to go on with it, or "
+                "choose another --out"
+            )
+    elif folder.exists() and (not folder.is_dir() or any(not each.name.startswith(".") for each in folder.iterdir())):
+        raise RunFolderError(f"{folder} is there already and holds no comparison: choose another --out")
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    for name in ("methods", "seeds", "grid", "tune"):
+        if old.get(name) != new[name]:
+            return f"{name}: {old.get(name)} there, {new[name]} here"
+    runs: Mapping[str, Mapping[str, Any]] = old.get("runs") or {}
+    for run, config in new["runs"].items():
+        for name, value in config.items():
+            before = runs.get(run, {}).get(name)
+            if before != value:
+                return f"{name} of {run}: {before} there, {value} here"
+    return "" if list(runs) == list(new["runs"]) else "its runs are others"
+
+
+class _Display:
+    """One line for the whole and one for each run that is going on."""
+
+    def __init__(self, bar: Progress, runs: int, done: int) -> None:
+        self._bar, self._going = bar, dict[str, TaskID]()
+        self._all = bar.add_task("comparison", total=runs, completed=done, score="runs")
+
+    def told(self, run: PlannedRun, round_number: int, mean: float | None) -> None:
+        if run.name not in self._going:
+            self._going[run.name] = self._bar.add_task(run.name, total=run.config.rounds, score="")
+        self._bar.update(self._going[run.name], completed=round_number)
+        if mean is not None:
+            self._bar.update(self._going[run.name], score=f"{mean:.4f}")
+
+    def ended(self, run: PlannedRun) -> None:
+        self._bar.remove_task(self._going.pop(run.name))
+        self._bar.advance(self._all)
+
+
+@contextlib.contextmanager
+def _display(runs: int, done: int, show: bool) -> Iterator[_Display]:
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[score]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
+        yield _Display(bar, runs, done)

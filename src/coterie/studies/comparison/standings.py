@@ -1,0 +1,289 @@
+"""Who stands where: means over seeds, the best of each column, and whether the others differ from it by chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from coterie import evaluation
+from coterie.errors import ConfigError
+from coterie.results import MODELS, At, Result, client_scores, over_seeds
+from coterie.studies.comparison.plan import Plan
+
+SHOWN = tuple(model for model in MODELS if not model.endswith("oracle"))
+"""Models that have a column: what was chosen on test data has none."""
+
+MARKS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
+"""Below which p-value a number carries which mark."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the table.
+
+    Parameters
+    ----------
+    mean
+        Mean over seeds of the mean over clients.
+    std
+        Standard deviation over seeds (divisor: one less than the seeds), NaN for one.
+    best
+        Whether no other method has a better mean.
+    pvalue
+        Of the two-sided Wilcoxon test against the best, over all clients of all seeds; NaN for the best itself.
+    """
+
+    mean: float
+    std: float
+    best: bool
+    pvalue: float
+
+    @property
+    def mark(self) -> str:
+        """Stars for a difference from the best that chance hardly explains."""
+        return next((mark for below, mark in MARKS if self.pvalue < below), "")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning chose for one method at one point of the grid.
+
+    Parameters
+    ----------
+    setting
+        The point of the grid.
+    method
+        The method.
+    chosen
+        The values that were taken; ``None`` if every candidate diverged.
+    scores
+        For each candidate its values and its mean on validation data over clients and seeds, NaN if it diverged.
+    """
+
+    setting: dict[str, Any]
+    method: str
+    chosen: dict[str, Any] | None
+    scores: list[tuple[dict[str, Any], float]]
+
+    def sentence(self) -> str:
+        """Say what was chosen, and from what.
+
+        Returns
+        -------
+        str
+            One line.
+        """
+        where = f" at {said(self.setting)}" if self.setting else ""
+        found = ", ".join(
+            f"{said(values)}: {'diverged' if math.isnan(score) else f'{score:.4f}'}" for values, score in self.scores
+        )
+        chosen = "nothing" if self.chosen is None else said(self.chosen)
+        return f"{self.method}{where}: chose {chosen} on validation data ({found})"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table.
+
+    Parameters
+    ----------
+    setting
+        The point of the grid.
+    method
+        The method.
+    metric
+        What was measured; empty if every run diverged.
+    tuned
+        Parameters that tuning chose.
+    cells
+        For each model that the method has, its number; none if it diverged.
+    """
+
+    setting: dict[str, Any]
+    method: str
+    metric: str
+    tuned: dict[str, Any]
+    cells: dict[str, Cell]
+
+
+@dataclass(frozen=True)
+class Standings:
+    """A comparison's result.
+
+    Parameters
+    ----------
+    lines
+        The rows, by point of the grid and then by method.
+    tuning
+        What was tuned.
+    seeds
+        How many seeds there are.
+    at
+        At which round the numbers are.
+    """
+
+    lines: list[Line]
+    tuning: list[Tuned]
+    seeds: int
+    at: At
+
+    @property
+    def models(self) -> list[str]:
+        """The models that some method has, in the order of columns."""
+        return [model for model in SHOWN if any(model in line.cells for line in self.lines)]
+
+
+def said(values: Mapping[str, Any]) -> str:
+    """Write values in one line.
+
+    Parameters
+    ----------
+    values
+        The values by name.
+
+    Returns
+    -------
+    str
+        ``name=value``, with commas between.
+    """
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def standings(plan: Plan, results: Mapping[str, Result | None], at: At = "final") -> Standings:
+    """Put the finished runs of a comparison together.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    results
+        Its runs by name, ``None`` for one that diverged.
+    at
+        At which round: the last, or each run's best on validation data or on test data.
+
+    Returns
+    -------
+    Standings
+        The table's contents.
+    """
+    lines, tuning = [], []
+    for setting in plan.settings:
+        runs: dict[str, list[Result]] = {}
+        tuned: dict[str, dict[str, Any]] = {}
+        for method in plan.methods:
+            runs[method], choice = chosen_runs(plan, results, setting, method, at)
+            tuning += [] if choice is None else [choice]
+            tuned[method] = {} if choice is None else choice.chosen or {}
+        cells = _cells(runs, at)
+        for method, found in runs.items():
+            metric = found[0].summary["metric"] if found else ""
+            lines.append(Line(setting, method, metric, tuned[method], cells[method]))
+    return Standings(lines, tuning, len(plan.seeds), at)
+
+
+def chosen_runs(
+    plan: Plan, results: Mapping[str, Result | None], setting: Mapping[str, Any], method: str, at: At = "final"
+) -> tuple[list[Result], Tuned | None]:
+    """Give the runs that count for a method at one point of the grid.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    results
+        Its runs by name, ``None`` for one that diverged.
+    setting
+        The point of the grid.
+    method
+        What the table calls the method.
+    at
+        At which round candidates are compared, where there are several.
+
+    Returns
+    -------
+    runs
+        One for each seed, of the candidate that tuning chose; none if a seed of every candidate diverged.
+    tuned
+        What was chosen, ``None`` if there was nothing to choose.
+    """
+    candidates = {key: [results[run.name] for run in found] for key, found in plan.of(dict(setting), method).items()}
+    whole = {
+        key: [result for result in found if result is not None]
+        for key, found in candidates.items()
+        if None not in found
+    }
+    key = next(iter(whole), None)
+    tuned = None
+    if () not in candidates:
+        scored = {key: _on_validation(found, at) for key, found in whole.items()}
+        key = _best(scored, whole)
+        scores = [(dict(each), scored.get(each, math.nan)) for each in candidates]
+        tuned = Tuned(dict(setting), method, None if key is None else dict(key), scores)
+    return ([] if key is None else whole[key]), tuned
+
+
+def _best(scored: Mapping[Any, float], whole: Mapping[Any, list[Result]]) -> Any:
+    """Give the candidate with the best score, the first of equals."""
+    if not scored:
+        return None
+    sign = 1.0 if next(iter(whole.values()))[0].summary["higher_is_better"] else -1.0
+    return max(scored, key=lambda key: sign * scored[key])
+
+
+def _on_validation(results: Sequence[Result], at: At) -> float:
+    return float(np.mean([_validation_score(result, at) for result in results]))
+
+
+def _validation_score(result: Result, at: At) -> float:
+    """Give the mean over honest clients on validation data of the method's first model, at the round that is shown."""
+    summary, frame = result.summary, result.metrics
+    model = next(model for model in SHOWN if summary.get(model))
+    chosen = frame[
+        (frame["model"] == model) & (frame["split"] == "validation") & (frame["metric"] == summary["metric"])
+    ]
+    honest = result.shares.loc[result.shares["role"] == "honest", "client"]
+    chosen = chosen[chosen["client"].isin(honest)]
+    if chosen.empty:
+        raise ConfigError(f"the run in {result.path} has no validation data to choose by: its clients hold too little")
+    number = int(np.max(chosen["round"].to_numpy())) if at == "final" else summary[model][at]["round"]
+    return float(np.mean(chosen.loc[chosen["round"] == number, "value"].to_numpy()))
+
+
+def _cells(runs: Mapping[str, list[Result]], at: At) -> dict[str, dict[str, Cell]]:
+    cells: dict[str, dict[str, Cell]] = {method: {} for method in runs}
+    for model in SHOWN:
+        having = {method: found for method, found in runs.items() if found and all(_has(r, model, at) for r in found)}
+        if not having:
+            continue
+        sums = {method: over_seeds(found, model, at) for method, found in having.items()}
+        sign = 1.0 if next(iter(having.values()))[0].summary["higher_is_better"] else -1.0
+        top = max(sign * found.mean for found in sums.values())
+        winners = [method for method, found in sums.items() if sign * found.mean == top]
+        best = _pooled(having[winners[0]], model, at)
+        for method, found in having.items():
+            pvalue = math.nan if method in winners else _pvalue(_pooled(found, model, at), best)
+            cells[method][model] = Cell(sums[method].mean, sums[method].std, method in winners, pvalue)
+    return cells
+
+
+def _has(result: Result, model: str, at: At) -> bool:
+    found = (result.summary.get(model) or {}).get(at)
+    return found is not None and found["mean"] is not None
+
+
+def _pooled(results: Sequence[Result], model: str, at: At) -> pd.Series[float]:
+    """Give a score for each seed and client: another seed deals samples out anew, so its clients are others."""
+    scores: pd.Series[float] = pd.concat(
+        {int(result.config["seed"]): client_scores(result, model, at) for result in results}, names=["seed"]
+    )
+    return scores
+
+
+def _pvalue(one: pd.Series[float], best: pd.Series[float]) -> float:
+    both = pd.concat([one, best], axis=1, join="inner")
+    return evaluation.wilcoxon(both.iloc[:, 0].to_numpy(), both.iloc[:, 1].to_numpy()).pvalue

@@ -1,0 +1,3 @@
+"""The version of Coterie, which run folders and reports name."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,333 @@
+"""The documents against the code: every program in them runs, every table and link in them is true."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import io
+import itertools
+import json
+import re
+import shlex
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from rich.console import Console
+from typer.testing import CliRunner
+
+import coterie
+from coterie import data, models
+from coterie.algorithms import registry
+from coterie.cli.app import app
+from coterie.data import partitions
+from coterie.results import table
+from coterie.studies import comparison
+from tests.documents import (
+    BLOCKS,
+    CHOICE,
+    DOCUMENTS,
+    FEDERATION,
+    PAGES,
+    PRINCIPLES,
+    README,
+    REPRODUCTION,
+    ROOT,
+    TEXT,
+    Block,
+    blocks,
+    first_cells,
+    section,
+)
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROGRAMS = ("bash", "python")
+MARKS = re.compile(r"run|row|test|file: [\w.]+|not run: .+")
+GENERATED = re.compile(r"^<!-- generated: \w+ -->$", re.M)
+SIZES = {"--clients": 5, "--rounds": 2}  # no larger than this
+CUT = {"scarcity": 20, "checkpoint_every": 1, "threads": 1}
+SMALL = [word for name, value in CUT.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+HERE = "PYTHONPATH=. "  # before a command that imports a module that the document wrote
+
+
+# --------------------------------------------------------------------------------------------------- programs that run
+
+
+def test_every_fence_is_closed_and_every_program_is_run_or_says_why_not() -> None:
+    for document in DOCUMENTS:
+        fences = re.findall(r"^```", TEXT[document], re.M)
+        assert len(fences) == 2 * sum(block.document == document for block in BLOCKS), document
+        assert not re.findall(r"^ +```(?:bash|python)", TEXT[document], re.M), f"{document}: a program in a list"
+        marks = re.findall(r"^<!-- .+ -->$", GENERATED.sub("", TEXT[document]), re.M)
+        assert len(marks) == sum(block.document == document and bool(block.mark) for block in BLOCKS), document
+    for block in BLOCKS:
+        marked = MARKS.fullmatch(block.mark) is not None
+        assert marked or (not block.mark and block.language not in PROGRAMS), f"{block.document}:{block.line}"
+    assert sum(block.mark == "run" for block in BLOCKS) >= 8
+
+
+def small(command: str) -> list[str]:
+    """The arguments of a ``coterie`` command, with the same options but small sizes."""
+    program, *arguments = [
+        word
+        for written in shlex.split(command.removeprefix(HERE), comments=True)
+        for word in (sorted(glob.glob(written)) if "*" in written else [written])
+    ]
+    assert program == "coterie", f"only coterie is run here, not {command!r}"
+    if arguments[0] not in ("run", "compare"):
+        return arguments
+    for option, most in SIZES.items():
+        if option in arguments:
+            place = arguments.index(option) + 1
+            arguments[place] = str(min(int(arguments[place]), most))
+        else:
+            arguments += [option, str(most)]
+    if "--seeds" in arguments:
+        first = arguments.index("--seeds") + 1
+        seeds = list(itertools.takewhile(str.isdecimal, arguments[first:]))
+        arguments[first : first + len(seeds)] = seeds[:2]
+    elif arguments[0] == "compare":
+        arguments += ["--seeds", "1"]
+    return [*arguments, *SMALL]
+
+
+def run_commands(text: str) -> None:
+    for command in filter(None, text.replace("\\\n", " ").splitlines()):
+        arguments = small(command)
+        if arguments[0] == "resume":
+            # As a kill leaves it: without the end, and without the last checkpoint.
+            run = Path(arguments[1])
+            (run / "summary.json").unlink()
+            shutil.rmtree(max((run / "checkpoint").iterdir()))
+        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, f"{command}\n{done.output}"
+
+
+def run_python(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = coterie.run
+
+    def run_small(algorithm: str, *, clients: int, rounds: int, **settings: Any) -> coterie.Result:
+        return run(algorithm, clients=min(clients, 5), rounds=min(rounds, 2), scarcity=20, progress=False, **settings)
+
+    def plan_small(values: dict[str, Any]) -> comparison.Plan:
+        sizes = {name.removeprefix("--"): min(values[name.removeprefix("--")], most) for name, most in SIZES.items()}
+        return make_plan(values | sizes | CUT | {"seeds": [1]})
+
+    make_plan = comparison.make_plan
+    monkeypatch.setattr(coterie, "run", run_small)
+    monkeypatch.setattr(comparison, "make_plan", plan_small)
+    exec(compile(block.text, f"{block.document}:{block.line}", "exec"), {"__name__": "document"})
+
+
+@pytest.mark.parametrize("document", sorted({block.document for block in BLOCKS if block.mark == "run"}))
+def test_programs_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if document == FEDERATION:
+        pytest.importorskip("cryptography", reason="certificates for a try-out need coterie[federation]")
+    monkeypatch.chdir(tmp_path)
+    if HERE in TEXT[document]:
+        monkeypatch.syspath_prepend(tmp_path)
+    for block in blocks(document):
+        if block.file:
+            Path(block.file).write_text(block.text, encoding="utf-8")
+        elif block.mark == "run" and block.language == "bash":
+            run_commands(block.text)
+        elif block.mark == "run":
+            with monkeypatch.context() as patched:
+                run_python(block, patched)
+
+
+def test_what_is_not_run_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.M))
+    commands = [line for block in BLOCKS if block.mark.startswith("not run") for line in block.text.splitlines()]
+    made = {line.split()[1] for line in commands if line.startswith("make ")}
+    assert {"demo", "test", "check"} <= made <= targets
+    assert "pip install -c constraints.txt ." in commands
+    assert re.findall(r"`make (\w+)`", " ".join(TEXT.values()))
+    assert set(re.findall(r"`make (\w+)`", " ".join(TEXT.values()))) <= targets
+
+
+def test_options_that_documents_name_exist() -> None:
+    def options(command: Any) -> Iterator[str]:
+        for below in getattr(command, "commands", {}).values():
+            yield from options(below)
+        for option in command.params:
+            yield from (*option.opts, *option.secondary_opts)
+
+    known = set(options(typer.main.get_command(app)))
+    known |= {"--help", "--logdir", "--trusted-entities"}  # of TensorBoard and of Flower
+    known |= {"--standalone", "--nproc-per-node"}  # of torchrun
+    programs = [path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py")]
+    known |= {option for text in programs for option in re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", text)}
+    for document in (README, *PAGES):
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TEXT[document]))
+        assert named <= known, document
+
+
+# --------------------------------------------------------------------------------------------------- links and tables
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def anchors(path: Path) -> set[str]:
+    prose = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return {slug(heading) for heading in re.findall(r"^#+ (.+)$", prose, re.M)}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_no_link_is_dead(document: str) -> None:
+    links = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", TEXT[document])
+    for link in links:
+        if re.match(r"https?://", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (ROOT / document).parent / file if file else ROOT / document
+        assert target.exists(), f"{document}: {link}"
+        made = target.parent.name == "reference"  # its anchors come with the site: tests/test_site.py
+        assert not anchor or made or anchor in anchors(target), f"{document}: {link}"
+
+
+@pytest.mark.parametrize("document", [README, *PAGES])
+def test_paths_and_modules_that_are_named_exist(document: str) -> None:
+    new = {"src/coterie/algorithms/elastic.py", "tests/oracles/test_elastic.py"}  # the reader is to make these
+    for path in re.findall(r"`((?:src|tests|docs|benchmarks|results)/[\w./]*)`", TEXT[document]):
+        assert (ROOT / path).exists() or path in new, f"{document}: {path}"
+    for module in re.findall(r"`(coterie\.\w+)`", TEXT[document]):
+        name = module.partition(".")[2]
+        assert name in coterie.__all__ or importlib.util.find_spec(module), f"{document}: {module}"
+
+
+def methods() -> Iterator[str]:
+    for name in registry.names():
+        method = registry.get(name)
+        gives = {
+            "personal": method.has_personal,
+            "global": method.has_global and not method.derived_global,
+            "global (derived)": method.has_global and method.derived_global,
+            "hybrid": method.has_hybrid,
+        }
+        outputs = ", ".join(model for model, given in gives.items() if given)
+        yield f"| `{name}` | {method.title} | {outputs} | {method.summary()} | {method.citation} |"
+
+
+def test_the_table_of_methods_is_the_registry() -> None:
+    written = [line for line in section(README, "Methods").splitlines() if line.startswith("| `")]
+    expected = list(methods())
+    assert written == expected, "in README.md, Methods, write these rows:\n" + "\n".join(expected)
+
+
+@pytest.mark.parametrize(
+    ("title", "names"),
+    [("Data", data.names()), ("Partitions", list(partitions.SCHEMES)), ("Models", list(models.names()))],
+)
+def test_the_readme_names_what_there_is(title: str, names: list[str]) -> None:
+    text = section(README, title)
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_what_the_readme_shows_is_what_a_run_prints() -> None:
+    shown = next(block.text for block in BLOCKS if block.document == README and "method  model" in block.text)
+    lines = shown.splitlines()
+    model = {"final": dict.fromkeys(("mean", "std", "worst"), 0.5), "best": {"mean": 0.5, "round": 7}}
+    summaries = [
+        {"algorithm": name, "seed": 1, "rounds": 50, "metric": "accuracy", "higher_is_better": True, "personal": model}
+        | {"seconds": {"total": 12.3}}
+        for name in ("fedacs", "fedamp", "fedavg", "local")
+    ]
+    out = io.StringIO()
+    Console(file=out, width=80).print(table(summaries))
+    printed = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert lines[:4] == printed[:4]
+    for line, like in zip(lines[4:8], printed[4:8], strict=True):
+        assert re.sub(r"\d", "0", line).split()[:2] == re.sub(r"\d", "0", like).split()[:2]
+        assert [len(word) for word in line.split()[2:6]] == [len(word) for word in like.split()[2:6]]
+
+
+def test_the_fashion_mnist_check_is_what_was_measured() -> None:
+    check = json.loads((ROOT / "results/fashion_mnist_check.json").read_text())
+    text = section(REPRODUCTION, "Fashion-MNIST, 100 clients with 50 samples each")
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")
+    ]
+    assert len(rows) == len(check["runs"]) == 5
+    for row, found in zip(rows, check["runs"], strict=True):
+        settings = "".join(f" --set {key}={value:g}" for key, value in found["settings"].items())
+        assert row[:2] == [found["algorithm"] + settings, found["model"]]
+        assert [float(cell) for cell in row[2:5]] == [found[key] for key in ("measured", "prototype", "difference")]
+        assert found["difference"] == pytest.approx(found["measured"] - found["prototype"])
+        assert abs(found["difference"]) <= check["bound"] == 2.0
+    (commands,) = [block for block in BLOCKS if block.document == REPRODUCTION and "coterie run" in block.text]
+    common, *runs = [line for line in commands.text.splitlines() if line]
+    for line, found in zip(runs, check["runs"], strict=True):
+        words = shlex.split(line.replace("$options", shlex.split(common)[0].removeprefix("options=")))
+        assert words[:3] == ["coterie", "run", found["algorithm"]]
+        given = dict(zip(words[3::2], words[4::2], strict=True))
+        given.pop("--out")
+        settings = dict([given.pop("--set").split("=")]) if "--set" in given else {}
+        assert {key: float(value) for key, value in settings.items()} == found["settings"]
+        values = {name.removeprefix("--").replace("-", "_"): yaml.safe_load(value) for name, value in given.items()}
+        assert values == check["config"]
+
+
+def test_what_is_said_of_methods_is_what_was_measured() -> None:
+    place = importlib.util.spec_from_file_location("methods_benchmark", ROOT / "benchmarks/methods.py")
+    assert place is not None and place.loader is not None
+    benchmark = importlib.util.module_from_spec(place)
+    place.loader.exec_module(benchmark)
+    measured = json.loads((ROOT / "results/methods.json").read_text())
+    assert set(measured["plans"]) == {path.stem for path in (ROOT / "benchmarks/plans").glob("*.yaml")}
+    tables = benchmark.tables(measured)
+    assert len(tables) == 6
+    for title, text in tables.items():
+        assert text in TEXT[CHOICE], f"in {CHOICE}, {title}, write:\n{text}"
+        assert text in (ROOT / "results/methods.md").read_text(), title
+    models = [row["models"] for rows in measured["plans"].values() for row in rows]
+    means = [100 * cell["mean"] for found in models for cell in found.values()]
+    for said in re.findall(r"([\d.]+) %", TEXT[CHOICE]):
+        digits = len(said.partition(".")[2])
+        assert any(f"{mean:.{digits}f}" == said for mean in means), f"{said} % was not measured"
+
+
+def test_the_first_page_counts_the_methods() -> None:
+    assert f"It has {len(registry.names())} methods" in " ".join(TEXT["docs/index.md"].split())
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = PROJECT["project"]
+    wanted = [*project["dependencies"], *PROJECT["build-system"]["requires"], "editables"]
+    wanted += [text for extra in project["optional-dependencies"].values() for text in extra]
+    written = [canonicalize_name(name) for name in first_cells(section(PRINCIPLES, "Dependencies"))]
+    assert len(written) == len(set(written))
+    assert set(written) == {canonicalize_name(Requirement(text).name) for text in wanted}
+
+
+def test_the_rooms_are_those_of_the_import_contract() -> None:
+    contract = PROJECT["tool"]["importlinter"]["contracts"][0]
+    layers = [{room.strip() for room in re.split("[|:]", layer)} for layer in contract["layers"]]
+    written = first_cells(section(PRINCIPLES, "Rooms and import directions"))
+    level = {room: number for number, layer in enumerate(layers) for room in layer}
+    assert set(written) == set(level)
+    assert [level[room] for room in written] == sorted(level.values())
+
+
+WORDS = (
+    "client cohort row message reply personal global round exchange task fold step share newcomer ask state stream "
+    "engine chunk split hybrid derived weights oracle layout key purpose run"
+)
+
+
+def test_the_glossary_has_the_words_and_the_code_uses_them() -> None:
+    glossary = [word for cell in first_cells(section(PRINCIPLES, "Glossary")) for word in cell.split(", ")]
+    assert set(WORDS.split()) <= set(glossary)
+    assert len(glossary) == len(set(glossary))
+    code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py")).lower()
+    used = set(re.findall(r"[a-z]+", code))
+    assert [word for word in glossary if word not in used] == []

@@ -1,0 +1,400 @@
+"""Comparisons: plans, runs that are stopped anywhere and go on, tuning, marks, and tables that others can read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from coterie import api
+from coterie.cli.app import app
+from coterie.config import ExperimentConfig
+from coterie.errors import Interrupted, RunFolderError
+from coterie.results import Result
+from coterie.runs.launch import Experiment
+from coterie.runs.storage.atomic import read_json
+from coterie.simulation.simulation import Simulation
+from coterie.studies.comparison import (
+    Plan,
+    PlannedRun,
+    Standings,
+    chosen_runs,
+    compare,
+    csv_text,
+    latex,
+    load_results,
+    make_plan,
+    markdown,
+    terminal,
+)
+from coterie.studies.comparison.standings import standings
+from tests.small_runs import SMALL, Killed
+
+SHARED: dict[str, Any] = {**SMALL, "rounds": 3, "threads": 1, "local_epochs": 1}
+BOTH = {"methods": ["fedacs", "fedavg"], "seeds": [1, 10], **SHARED}
+TABLES = ("table.md", "table.tex", "table.csv")
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "all"
+    compare(make_plan(BOTH), path, progress=False)
+    return path
+
+
+def assert_same_tables(one: Path, two: Path) -> None:
+    for name in TABLES:
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+
+
+# ----------------------------------------------------------------------------------------------------- stopped anywhere
+
+
+def test_stopped_between_runs_it_goes_on_and_repeats_nothing(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    run_config = api.run_config
+
+    def counting(config: ExperimentConfig, **more: Any) -> Result:
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        begun.append(Path(more["out"]).name)
+        return run_config(config, **more)
+
+    path = tmp_path / "all"
+    with monkeypatch.context() as patched, pytest.raises(Interrupted, match=r"2 of 4 runs .* the same command"):
+        patched.setattr(api, "run_config", counting)
+        compare(make_plan(BOTH), path, progress=False)
+    assert begun == ["fedacs-seed1", "fedacs-seed10"] and not (path / "table.md").exists()
+    kept = {name: (path / "runs" / name / "summary.json").stat().st_mtime_ns for name in begun}
+    compare(make_plan(BOTH), path, progress=False)
+    assert kept == {name: (path / "runs" / name / "summary.json").stat().st_mtime_ns for name in begun}
+    assert_same_tables(whole, path)
+    monkeypatch.setattr(api, "run_config", counting)
+    monkeypatch.setattr(api, "resume", counting)
+    compare(make_plan(BOTH), path, progress=False)  # would be interrupted if anything were run again
+    assert_same_tables(whole, path)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
+def test_stopped_within_a_run_it_ends_with_the_same_table(
+    error: type[BaseException], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = 0
+    play_round = Simulation.play_round
+
+    def stopping(self: Simulation, *args: Any) -> Any:
+        nonlocal played
+        played += 1
+        info = play_round(self, *args)
+        if played == 2 * 3 + 2:  # the second round of the third run
+            raise error
+        return info
+
+    path = tmp_path / "all"
+    with monkeypatch.context() as patched, pytest.raises(Interrupted if error is KeyboardInterrupt else error):
+        patched.setattr(Simulation, "play_round", stopping)
+        if error is Killed:
+            patched.setattr(Experiment, "_keep", lambda self: None)
+        compare(make_plan(BOTH), path, progress=False)
+    assert sorted(each.name for each in (path / "runs").iterdir() if (each / "summary.json").exists()) == [
+        "fedacs-seed1",
+        "fedacs-seed10",
+    ]
+    assert (path / "runs/fedavg-seed1/config.yaml").exists()
+    compare(make_plan(BOTH), path, progress=False)
+    assert_same_tables(whole, path)
+    for run in ("fedavg-seed1", "fedavg-seed10"):
+        metrics = [place / "runs" / run / "metrics.parquet" for place in (whole, path)]
+        assert metrics[0].read_bytes() == metrics[1].read_bytes()
+
+
+def test_side_by_side_gives_the_same_table_and_stops_likewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan({**BOTH, "seeds": [1], "rounds": 150})
+    turn, side = tmp_path / "turn", tmp_path / "side"
+    compare(plan, turn, progress=False)
+    with monkeypatch.context() as patched, pytest.raises(Interrupted, match=r"0 of 2 runs .* the same command"):
+        patched.setattr("coterie.studies.comparison.runner._Display.told", interrupt_after_a_round)
+        compare(plan, side, jobs=2, progress=False)
+    assert any((side / "runs" / run.name / "checkpoint").is_dir() for run in plan.runs)
+    compare(plan, side, jobs=2, progress=False)
+    assert_same_tables(turn, side)
+    for run in plan.runs:
+        metrics = [place / "runs" / run.name / "metrics.parquet" for place in (turn, side)]
+        assert metrics[0].read_bytes() == metrics[1].read_bytes()
+
+
+def interrupt_after_a_round(self: Any, run: PlannedRun, round_number: int, mean: float | None) -> None:
+    if round_number:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seeds": [1, 2]}, r"seeds: \[1, 10\] there, \[1, 2\] here"),
+        ({"methods": ["fedacs", "local"]}, "methods: "),
+        ({"rounds": 4}, "rounds of fedacs-seed1: 3 there, 4 here"),
+        ({"lr": 0.3}, "settings of fedacs-seed1: "),
+    ],
+)
+def test_another_plan_is_refused(change: dict[str, Any], said: str, whole: Path) -> None:
+    with pytest.raises(RunFolderError, match=said) as refused:
+        compare(make_plan({**BOTH, **change}), whole, progress=False)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunFolderError, match="holds no comparison"):
+        compare(make_plan(BOTH), tmp_path, progress=False)
+
+
+# ---------------------------------------------------------------------------------------------------- numbers and marks
+
+
+class Found(Result):
+    """A finished run whose numbers are given."""
+
+    def __init__(self, config: Mapping[str, Any], test: Sequence[float], validation: Sequence[float] = (0.0,)) -> None:
+        self._path, self._config = Path("nowhere"), dict(config)
+        rows = [
+            (1, client, "personal", split, "accuracy", value)
+            for split, values in (("test", test), ("validation", validation))
+            for client, value in enumerate(values)
+        ]
+        self.metrics = pd.DataFrame(rows, columns=["round", "client", "model", "split", "metric", "value"])
+        self.shares = pd.DataFrame({"client": range(len(test)), "role": "honest"})
+        self._given = {
+            "metric": "accuracy",
+            "higher_is_better": True,
+            "personal": {"final": {"mean": sum(test) / len(test)}},
+            "global": None,
+        }
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self._given
+
+
+def two_methods(best: Mapping[int, list[float]], other: Mapping[int, list[float]]) -> Standings:
+    plan = make_plan({**BOTH, "seeds": list(best)})
+    scores = {"fedacs": best, "fedavg": other}
+    results = {run.name: Found(run.config.plain(), scores[run.method][run.config.seed]) for run in plan.runs}
+    return standings(plan, results)
+
+
+def exact(differences: Sequence[float]) -> float:
+    """Two-sided p-value of the signed-rank test: how many of all choices of signs are at least as one-sided."""
+    order = sorted(range(len(differences)), key=lambda place: abs(differences[place]))
+    ranks = {place: rank for rank, place in enumerate(order, 1)}
+    total = sum(ranks.values())
+
+    def smaller(signs: Sequence[bool]) -> int:
+        up = sum(ranks[place] for place, sign in enumerate(signs) if sign)
+        return min(up, total - up)
+
+    seen = smaller([difference > 0 for difference in differences])
+    every = [smaller(signs) for signs in itertools.product((False, True), repeat=len(differences))]
+    return sum(value <= seen for value in every) / len(every)
+
+
+@pytest.mark.parametrize(
+    ("differences", "mark"),
+    [
+        ({1: [0.01, 0.02, 0.03], 2: [0.04, 0.05, 0.06]}, "*"),  # 2/2⁶ = 0.031
+        ({1: [0.01, 0.02, 0.03, 0.04], 2: [0.05, 0.06, 0.07, 0.08]}, "**"),  # 2/2⁸ = 0.0078
+        ({1: [0.01 * k for k in range(1, 12)]}, "***"),  # 2/2¹¹ = 0.00098
+        ({1: [0.01, 0.02, 0.03, -0.04], 2: [0.05, 0.06, -0.015, 0.08]}, ""),
+    ],
+)
+def test_marks(differences: dict[int, list[float]], mark: str) -> None:
+    best = {seed: [0.5 + value for value in values] for seed, values in differences.items()}
+    found = two_methods(best, {seed: [0.5] * len(values) for seed, values in differences.items()})
+    first, second = (line.cells["personal"] for line in found.lines)
+    assert first.best and math.isnan(first.pvalue) and first.mark == ""
+    pooled = [value for values in differences.values() for value in values]
+    assert not second.best and second.pvalue == pytest.approx(exact(pooled), rel=1e-12)
+    assert second.mark == mark
+    means = [0.5 + sum(values) / len(values) for values in differences.values()]
+    assert first.mean == pytest.approx(sum(means) / len(means), rel=1e-12)
+    if len(means) == 2:  # the deviation of two numbers is their difference over the root of 2
+        assert first.std == pytest.approx(abs(means[0] - means[1]) / math.sqrt(2), rel=1e-9)
+    else:
+        assert math.isnan(first.std)
+
+
+def test_equal_methods_are_both_best() -> None:
+    found = two_methods({1: [0.5, 0.7]}, {1: [0.5, 0.7]})
+    assert [line.cells["personal"].best for line in found.lines] == [True, True]
+
+
+def test_tuning_chooses_on_validation_and_not_on_test_data() -> None:
+    plan = make_plan({**BOTH, "methods": ["fedavg"], "tune": {"lr": [0.1, 0.2, 0.3]}})
+    validation = {(0.1, 1): 0.5, (0.1, 10): 0.5, (0.2, 1): 0.9, (0.2, 10): 0.3, (0.3, 1): 0.8, (0.3, 10): 0.2}
+    results: dict[str, Result | None] = {
+        run.name: Found(
+            run.config.plain(), [run.candidate["lr"]] * 2, [validation[run.candidate["lr"], run.config.seed]]
+        )
+        for run in plan.runs
+    }
+    assert all(run.config.settings["lr"] == run.candidate["lr"] for run in plan.runs)
+    found = standings(plan, results)
+    (tuned,) = found.tuning
+    assert tuned.chosen == {"lr": 0.2} == found.lines[0].tuned  # 0.6 on average; on test data it would be 0.3
+    assert [score for _, score in tuned.scores] == pytest.approx([0.5, 0.6, 0.5])
+    assert found.lines[0].cells["personal"].mean == pytest.approx(0.2)
+    assert tuned.sentence().startswith("fedavg: chose lr=0.2 on validation data")
+    results["fedavg-lr-0.2-seed1"] = None  # diverged
+    found = standings(plan, results)
+    assert found.tuning[0].chosen == {"lr": 0.1} and "lr=0.2: diverged" in found.tuning[0].sentence()
+
+
+def test_what_diverges_is_said_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {**BOTH, "methods": ["fedavg", "local"], "seeds": [1], "rounds": 4, "batch_size": 1}
+    plan = make_plan({**values, "tune": {"lr": [0.1, 4000.0]}})
+    found = compare(plan, tmp_path / "all", progress=False)
+    assert [line.tuned for line in found.lines] == [{"lr": 0.1}] * 2
+    assert set(read_json(tmp_path / "all/diverged.json")) == {"fedavg-lr-4000.0-seed1", "local-lr-4000.0-seed1"}
+    monkeypatch.setattr(api, "run_config", None)
+    monkeypatch.setattr(api, "resume", None)
+    assert csv_text(compare(plan, tmp_path / "all", progress=False)) == csv_text(found)
+
+
+# ---------------------------------------------------------------------------------------------------------- the formats
+
+
+@pytest.fixture(scope="module")
+def grid() -> Standings:
+    plan = make_plan(
+        {
+            **SHARED,
+            "methods": ["fedavg", {"algorithm": "fedavg", "name": "a_b|c & d*", "settings": {"momentum": 0.5}}],
+            "seeds": [1, 10],
+            "grid": {"participation": [0.5, 1.0]},
+        }
+    )
+    assert [run.config.participation for run in plan.runs] == [0.5] * 4 + [1.0] * 4
+    shift = {"fedavg": 0.1, "a_b|c & d*": 0.0}
+    results: dict[str, Result | None] = {
+        run.name: Found(run.config.plain(), [0.1 * k + shift[run.method] * (1 + 0.01 * k) for k in range(6)])
+        for run in plan.runs
+    }
+    return standings(plan, results)
+
+
+def test_csv_parses(grid: Standings) -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_text(grid))))
+    assert len(rows) == 4
+    for row, line in zip(rows, grid.lines, strict=True):
+        cell = line.cells["personal"]
+        assert float(row["mean"]) == cell.mean and float(row["std"]) == cell.std
+        assert (row["best"] == "true") is cell.best and row["mark"] == cell.mark
+        assert (row["method"], row["participation"], row["metric"]) == (
+            line.method,
+            str(line.setting["participation"]),
+            "accuracy",
+        )
+    assert [row["mark"] for row in rows] == ["", "***", "", "***"]  # six clients times two seeds, all one way
+
+
+def test_markdown_parses(grid: Standings) -> None:
+    lines = [line for line in markdown(grid).splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    assert {len(row) for row in cells} == {3} and len(cells) == 2 + 4
+    assert cells[0] == ["participation", "method", "personal"] and set(cells[1]) == {"---", "---:"}
+    assert cells[3][1] == r"a\_b\|c & d\*"
+    assert [row[2].startswith("**0.") for row in cells[2:]] == [True, False, True, False]
+    assert cells[3][2].endswith(r"\*\*\*")
+
+
+def test_latex_parses(grid: Standings) -> None:
+    text = "\n".join(line for line in latex(grid).splitlines() if not line.startswith("%"))
+    match = re.fullmatch(r"\\begin\{tabular\}\{(l+r+)\}\n\\hline\n(.*)\n\\hline\n\\end\{tabular\}", text, re.S)
+    assert match
+    rows = [re.split(r"(?<!\\)&", row) for row in match[2].splitlines()]
+    assert {len(row) for row in rows} == {len(match[1])} == {3} and len(rows) == 1 + 4
+    assert all(row[-1].endswith(("\\\\", "\\hline")) for row in rows)
+    assert rows[2][1].strip() == r"a\_b|c \& d*"
+    assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
+    assert rows[1][2].strip().startswith(r"\textbf{0.") and "$^{***}$" in rows[2][2]
+
+
+def test_the_terminal_shows_the_best_in_bold(grid: Standings) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
+    console.print(terminal(grid))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    first, second = (line.cells["personal"] for line in grid.lines[:2])
+    assert f"\x1b[1m{first.mean:.4f} ± {first.std:.4f}\x1b[0m" in text
+    assert f"{second.mean:.4f} ± {second.std:.4f}***" in text and "Wilcoxon" in text
+
+
+def test_the_table_is_what_the_runs_say(whole: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO((whole / "table.csv").read_text())))
+    for row in rows:
+        finals = [
+            Result(whole / "runs" / f"{row['method']}-seed{seed}").summary[row["model"]]["final"]["mean"]
+            for seed in (1, 10)
+        ]
+        assert float(row["mean"]) == pytest.approx(sum(finals) / 2, rel=1e-12)
+    assert {(row["method"], row["model"]) for row in rows} == {
+        (method, model) for method in ("fedacs", "fedavg") for model in ("personal", "global")
+    }
+
+
+def test_at_the_round_that_is_best_on_test_data(whole: Path) -> None:
+    plan = make_plan(BOTH)
+    results = load_results(plan, whole)
+    found = standings(plan, results, "best_oracle")
+    assert markdown(found).startswith("test accuracy at the round that is best on test data, mean ± std over 2 seeds")
+    for line in found.lines:
+        runs, tuned = chosen_runs(plan, results, line.setting, line.method)
+        assert [run.config["seed"] for run in runs] == [1, 10] and tuned is None
+        for model, cell in line.cells.items():
+            metrics = [
+                run.metrics.query(f"model == '{model}' and split == 'test' and metric == 'accuracy'") for run in runs
+            ]
+            best = [each.groupby("round")["value"].mean().max() for each in metrics]
+            assert cell.mean == pytest.approx(sum(best) / 2)
+
+
+# ----------------------------------------------------------------------------------------------------- the command line
+
+
+def options(**more: Any) -> list[str]:
+    return [word for name, value in {**SHARED, **more}.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def test_the_command_plans_what_the_file_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: Standings
+) -> None:
+    plans: list[Plan] = []
+    monkeypatch.setattr("coterie.studies.comparison.compare", lambda plan, out, **more: plans.append(plan) or grid)
+    words = ["compare", "fedacs", "fedavg", "--seeds", "1", "10", *options(out=tmp_path), "--tune", "lr=0.1,0.2"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump({**BOTH, "seeds": [7], "rounds": 9, "tune": {"lr": [0.1, 0.2]}}))
+    words = ["compare", str(file), "--seeds", "1,10", "--rounds", "3", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0 and "personal" in done.stdout
+    assert plans[0].plain() == plans[1].plain() == make_plan({**BOTH, "tune": {"lr": [0.1, 0.2]}}).plain()
+    assert {*plans[0].plain()["called"].values()} == {*plans[0].methods}
+    assert len(plans[0].runs) == 2 * 2 * 2
