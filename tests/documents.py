@@ -3,7 +3,7 @@
 A line above a fenced block says what becomes of it: ``<!-- run -->`` (in order, in one folder for each document),
 ``<!-- file: NAME -->`` (written there), ``<!-- row -->`` (a row of the conformance table), ``<!-- test -->`` (a module
 of tests), or ``<!-- not run: WHY -->``. Where ``<!-- generated: NAME -->`` stands alone, the site has what is made from
-the code; ``tests/test_site.py`` looks at that.
+the code; ``tests/project/test_site.py`` looks at that.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def test_only_one_place_imports_flower() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.split(".")[0] == "flwr" for name in names):
                 found.add(path.relative_to(SOURCE).parts[:2])
-    assert found == {("engines", "flower")}
+    assert found == {("federation", "flower")}
 
 
 def test_what_fedpg_sends_is_what_its_paper_says() -> None:

@@ -41,7 +41,7 @@ from coterie.rows.placement import Placement
 PLACES = ["device", "host", "disk"]
 
 
-def shelf_of(place: str, count: int, opening: Tensor, folder: Path) -> Backend:
+def backend_of(place: str, count: int, opening: Tensor, folder: Path) -> Backend:
     if place == "device":
         return DeviceBackend(count, opening)
     transfers = Transfers(torch.device("cpu"))
@@ -50,7 +50,7 @@ def shelf_of(place: str, count: int, opening: Tensor, folder: Path) -> Backend:
 
 def filled(place: str, values: Tensor, folder: Path) -> ClientMatrix:
     """A kept matrix of which the rows that are zeros were never written."""
-    rows = ClientMatrix(shelf_of(place, len(values), torch.zeros_like(values[0]), folder))
+    rows = ClientMatrix(backend_of(place, len(values), torch.zeros_like(values[0]), folder))
     some = values.flatten(1).any(1).nonzero().squeeze(1)
     if len(some):
         rows = rows.patched(RowIndex(some), values[some])
@@ -70,7 +70,7 @@ def test_every_version_is_what_a_copy_would_be(data: st.DataObject, place: str, 
     """Put rows, settle some versions and drop others, in any order: each one left reads as plain copies do."""
     versions: list[tuple[ClientMatrix, Tensor]] = [
         (
-            ClientMatrix(shelf_of(place, count, torch.tensor([0.5, -1.0]), tmp_path)),
+            ClientMatrix(backend_of(place, count, torch.tensor([0.5, -1.0]), tmp_path)),
             torch.tensor([0.5, -1.0]).repeat(count, 1),
         )
     ]
@@ -212,7 +212,7 @@ def test_rows_that_have_no_place_yet_cannot_be_settled() -> None:
         rows.patched(RowIndex(torch.tensor([1])), torch.zeros(1, 2)).settle()
 
 
-def test_matrices_that_share_a_shelf_are_put_apart(tmp_path: Path) -> None:
+def test_matrices_that_share_a_backend_are_put_apart(tmp_path: Path) -> None:
     one = repeated(torch.ones(2), 3)
     server, clients = Placement("device", torch.device("cpu")).place({"a": one}, {"a": one, "b": torch.arange(3.0)}, 3)
     (a, b, c) = (server["a"], clients["a"], clients["b"])

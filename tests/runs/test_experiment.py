@@ -298,7 +298,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_loaded(
     def never(*_: Any) -> Assembly:
         raise AssertionError("the data were loaded")
 
-    monkeypatch.setattr(experiment, "assemble", never)
+    monkeypatch.setattr(launch, "assemble", never)
     with pytest.raises(CoterieError, match="holds a run already: choose another --out, or `coterie resume"):
         launch.begin(config_of("local"), plain.path)
 

@@ -100,7 +100,7 @@ def test_a_folder_that_another_process_writes(tmp_path: Path) -> None:
     assert folder.summary() is None and folder.config == {"seed": 1} and not list(tmp_path.iterdir())
 
 
-def test_a_matrix_on_one_shelf_owns_all_its_rows() -> None:
+def test_a_matrix_on_one_backend_owns_all_its_rows() -> None:
     kept = repeated(torch.zeros(2), 3)
     kept.move(DeviceBackend(3, torch.zeros(2)))
     kept = kept.patched(kept.backend.span(1, 2), torch.ones(1, 2))

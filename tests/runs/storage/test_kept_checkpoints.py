@@ -172,7 +172,7 @@ import sys
 from pathlib import Path
 import torch
 from coterie.rows.placement import Placement
-from coterie.rows import Chosen, repeated
+from coterie.rows import RowIndex, repeated
 from coterie.runs.storage import Checkpoints
 
 def peak():
@@ -184,7 +184,7 @@ folder = Path(sys.argv[1])
 server, _ = Placement("disk", torch.device("cpu"), folder).place({"w": repeated(torch.zeros(2**16), 512)}, {}, 512)
 for begin in range(0, 512, 16):
     values = torch.full((16, 2**16), float(begin))
-    server["w"] = server["w"].patched(Chosen(torch.arange(begin, begin + 16)), values)
+    server["w"] = server["w"].patched(RowIndex(torch.arange(begin, begin + 16)), values)
     server["w"].settle()
     server["w"].backend.changed()  # waits until they are written
 before = peak()
