@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import coterie
-from coterie.simulation import attacks
-from coterie.runs import launch
 from coterie.algorithms import registry
-from coterie.runs.builder import assemble, make_population, roles
 from coterie.config import from_mapping
 from coterie.errors import ConfigError
 from coterie.results import Result
+from coterie.runs import launch
+from coterie.runs.builder import assemble, make_population, roles
+from coterie.simulation import attacks
 from tests.runs.test_resume import assert_same_end, config_of, finish
 
 KINDS = attacks.names()

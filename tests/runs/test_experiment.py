@@ -15,12 +15,12 @@ from torch import Tensor
 
 import coterie
 from coterie import api
-from coterie.runs import launch
-from coterie.runs.builder import Assembly
 from coterie.config import from_mapping
 from coterie.errors import ConfigError, CoterieError, Diverged, ModelError, PartitionError
-from coterie.runs.launch import draw_cohort
 from coterie.results import Result
+from coterie.runs import launch
+from coterie.runs.builder import Assembly
+from coterie.runs.launch import draw_cohort
 from tests.conformance_table import TABLE
 from tests.small_runs import OWN, SMALL, config_of, finish
 

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from coterie.runs import launch
-from coterie.runs.builder import roles
 from coterie.config import from_mapping
 from coterie.errors import ConfigError, RunFolderError
 from coterie.evaluation.accuracy_matrix import company
 from coterie.results import Result
+from coterie.runs import launch
+from coterie.runs.builder import roles
 from tests.runs.test_resume import assert_same_end, config_of, finish, stop
 
 ENDS = {"matrix": True, "s_acc": (0.0, 0.5, 1.0)}

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.runs import launch
 from coterie.algorithms import registry
 from coterie.config import from_mapping
 from coterie.errors import CheckpointError, ConfigError, CoterieError, Diverged, Interrupted, RunFolderError
-from coterie.runs.launch import Experiment
 from coterie.results import Result
+from coterie.runs import launch
+from coterie.runs.launch import Experiment
 from tests.small_runs import (
     FAR_TOO_FAST,
     OWN,

@@ -11,19 +11,19 @@ import pandas as pd
 import pytest
 import torch
 
-from coterie.simulation import attacks
-from coterie.runs import launch
-from coterie.data import partitions
 from coterie.algorithms import registry
-from coterie.runs.builder import Population, _wire, assemble, make_engine, make_population, roles
-from coterie.config import ExperimentConfig, from_mapping
 from coterie.compute.engine import Call
-from coterie.simulation.simulation import Simulation
-from coterie.errors import ConfigError
-from coterie.runs.launch import draw_cohort
+from coterie.config import ExperimentConfig, from_mapping
+from coterie.data import partitions
 from coterie.data.partitions import Ragged
+from coterie.errors import ConfigError
 from coterie.results import Result
+from coterie.runs import launch
+from coterie.runs.builder import Population, _wire, assemble, make_engine, make_population, roles
+from coterie.runs.launch import draw_cohort
+from coterie.simulation import attacks
 from coterie.simulation.scoring import Scorer
+from coterie.simulation.simulation import Simulation
 from tests.small_runs import config_of, finish, same
 
 CPU = torch.device("cpu")
@@ -92,7 +92,9 @@ def test_newcomers_data_are_never_seen(name: str) -> None:
     x[mine], y[mine] = 3 * x[mine] + 1, (y[mine] + 1) % len(seen.classes)
     parts = [shares.train[client] for client in range(config.clients)]
     fewer = [part[::2] if client in away else part for client, part in enumerate(parts)]
-    other = Population(dataclasses.replace(seen, x=x, y=y), dataclasses.replace(shares, train=Ragged.of(fewer)), population.roles)
+    other = Population(
+        dataclasses.replace(seen, x=x, y=y), dataclasses.replace(shares, train=Ragged.of(fewer)), population.roles
+    )
     ends = []
     for each in (population, other):
         simulation, scorer = simulation_of(config, each)

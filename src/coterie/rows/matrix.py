@@ -1,10 +1,10 @@
-"""Matrices with a row per client that lie wherever there is room for them, and change by a few rows at a time.
+"""The client matrix: a tensor with a row per client that lies wherever there is room for it.
 
-A :class:`ClientMatrix` is a tensor to whoever reads it. Behind it is a :class:`Backend`, which holds the rows on the
+To its reader a :class:`ClientMatrix` is a tensor. Behind it is a :class:`Backend`, which holds the rows on the
 device, in the host's memory or on disk. Replacing rows (``put_rows``) gives another matrix on the same backend with a
-patch over it, and costs no more than those rows: the old one is still what it was. :meth:`settle` writes the
-patch to the backend. Whoever still holds an older matrix of that backend then finds the old rows in a patch of its own:
-no matrix ever changes under its reader. Where nobody does, nothing is kept of the old rows.
+patch over it, and costs no more than those rows: the old one is still what it was. :meth:`ClientMatrix.settle` writes
+the patch to the backend. Whoever still holds an older matrix of that backend then finds the old rows in a patch of
+its own: no matrix ever changes under its reader. Where nobody does, nothing is kept of the old rows.
 """
 
 from __future__ import annotations

@@ -11,26 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.simulation import attacks
-from coterie.simulation import privacy
 from coterie.algorithms import registry
-from coterie.runs.model_builder import make_engine, make_module
-from coterie.runs.population import Roles, Population, make_population, roles
-from coterie.config import ExperimentConfig
-from coterie.compute.engine import Call, Engine
 from coterie.compute.batched import BatchedEngine
-from coterie.simulation.accuracy_matrix import AccuracyMatrixScorer
-from coterie.rows.placement import near
-from coterie.simulation.sharded import ShardedSimulation
-from coterie.simulation.simulation import Simulation, Transform
+from coterie.compute.engine import Call, Engine
 from coterie.compute.samples import Split
+from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError
 from coterie.models.problem import Problem
-from coterie.rows.distributed import Ranks, number_of
 from coterie.rows import Rows
+from coterie.rows.distributed import Ranks, number_of
+from coterie.rows.placement import near
+from coterie.runs.model_builder import make_engine, make_module
+from coterie.runs.population import Population, Roles, make_population, roles
+from coterie.simulation import attacks, privacy
+from coterie.simulation.accuracy_matrix import AccuracyMatrixScorer
 from coterie.simulation.scoring import Scorer
+from coterie.simulation.sharded import ShardedSimulation
+from coterie.simulation.simulation import Simulation, Transform
 
-__all__ = ["Assembly", "Roles", "Population", "assemble", "device_of", "make_engine", "make_population", "roles"]
+__all__ = ["Assembly", "Population", "Roles", "assemble", "device_of", "make_engine", "make_population", "roles"]
 
 _PURPOSES = ("round", "personalise", "adapt", "adapt personalise")
 

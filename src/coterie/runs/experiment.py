@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from coterie import randomness
-from coterie.runs.builder import Assembly
 from coterie.config import ExperimentConfig
-from coterie.simulation.accuracy_matrix import Matrix
 from coterie.errors import CheckpointError, ConfigError, Interrupted, RunFolderError
-from coterie.runs.records import Recording
 from coterie.rows import Rows
+from coterie.runs.builder import Assembly
+from coterie.runs.records import Recording
 from coterie.runs.storage import Checkpoint, RunFolder, settled
+from coterie.simulation.accuracy_matrix import Matrix
 
 Watcher = Callable[[int, float | None], None]
 """Told after each round: the round's number, and the mean of the primary metric when it was evaluated."""

@@ -6,14 +6,14 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from coterie.runs.builder import Assembly, assemble
 from coterie.config import ExperimentConfig, from_mapping
-from coterie.simulation.sharded import ShardedSimulation
 from coterie.errors import ConfigError, RunFolderError
+from coterie.rows.distributed import Ranks, launched
+from coterie.runs.builder import Assembly, assemble
 from coterie.runs.experiment import Experiment, Watcher, draw_cohort, enough_memory, threads
 from coterie.runs.sharded import ShardedExperiment
-from coterie.rows.distributed import Ranks, launched
 from coterie.runs.storage import RunFolder, SilentFolder, read_config
+from coterie.simulation.sharded import ShardedSimulation
 
 __all__ = ["Experiment", "ShardedExperiment", "Watcher", "begin", "draw_cohort", "ranks_for", "resume", "threads"]
 

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from coterie import models, randomness
-from coterie.simulation import attacks
 from coterie.algorithms import registry
-from coterie.runs.population import Population
-from coterie.config import IMPORT, ExperimentConfig
-from coterie.data import Dataset
-from coterie.compute.engine import Engine
 from coterie.compute.batched import BatchedEngine
+from coterie.compute.engine import Engine
 from coterie.compute.loop import LoopEngine
 from coterie.compute.samples import Samples
+from coterie.config import IMPORT, ExperimentConfig
+from coterie.data import Dataset
 from coterie.errors import ConfigError, CoterieError, ModelError
 from coterie.evaluation import metrics as metric_table
 from coterie.models.problem import LOSSES, PerSampleLoss, Problem
+from coterie.runs.population import Population
+from coterie.simulation import attacks
 
 _LOSS_OF_TASK = {"multiclass": "cross_entropy", "binary": "binary", "regression": "squared_error"}
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from coterie import data, randomness
-from coterie.simulation import attacks
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
-from coterie.errors import ConfigError
 from coterie.data.partitions import Shares, share_out
+from coterie.errors import ConfigError
+from coterie.simulation import attacks
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Info, Weights
-from coterie.runs.builder import Assembly
 from coterie.config import ExperimentConfig
-from coterie.simulation.accuracy_matrix import Matrix
 from coterie.errors import AlgorithmError
 from coterie.evaluation import read
-from coterie.simulation.scoring import Score
+from coterie.runs.builder import Assembly
 from coterie.runs.storage import EVERYONE, RunFolder
+from coterie.simulation.accuracy_matrix import Matrix
+from coterie.simulation.scoring import Score
 
 
 class Recording:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coterie.runs.builder import Assembly
 from coterie.config import ExperimentConfig
-from coterie.simulation.sharded import ShardedSimulation
+from coterie.runs.builder import Assembly
 from coterie.runs.experiment import Experiment
 from coterie.runs.storage import Checkpoint, RunFolder
+from coterie.simulation.sharded import ShardedSimulation
 
 
 class ShardedExperiment(Experiment):

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from coterie.runs.storage import RunFolder, MatrixLog
+from coterie.runs.storage import MatrixLog, RunFolder
 
 ROUNDS = 4
 UNCHECKED = 2  # a round without a checkpoint: a kill after it loses what was not flushed

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from coterie.rows.placement import Placement
 from coterie.errors import CheckpointError
-from coterie.rows import RowIndex, ClientMatrix, repeated
+from coterie.rows import ClientMatrix, RowIndex, repeated
+from coterie.rows.placement import Placement
 from coterie.runs.storage import Checkpoints, checkpoints, settled, tensor_file
 
 RUN = "0123456789abcdef"
@@ -91,7 +91,11 @@ def test_a_matrix_of_another_shape_is_left_alone(tmp_path: Path) -> None:
     store.save(1, *written("device", tmp_path))
     other = {"some": repeated(torch.zeros(3), 6)}
     found = store.latest("cpu", {"server": other})
-    assert found is not None and not isinstance(found.server["some"], ClientMatrix) and found.server["some"].shape == (6, 2)
+    assert (
+        found is not None
+        and not isinstance(found.server["some"], ClientMatrix)
+        and found.server["some"].shape == (6, 2)
+    )
     assert torch.equal(other["some"], torch.zeros(6, 3))
 
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from coterie.runs.storage.checkpoints import Checkpoint, Checkpoints, settled
 from coterie.runs.storage.lock import lock_folder
+from coterie.runs.storage.matrix_log import MatrixLog
 from coterie.runs.storage.metrics_log import EVERYONE, Block, MetricsLog
 from coterie.runs.storage.reader import accuracy_matrix_log, read_config, read_shares, read_summary
 from coterie.runs.storage.run_folder import RunFolder
 from coterie.runs.storage.silent import SilentFolder
 from coterie.runs.storage.timings_log import TimingsLog
-from coterie.runs.storage.matrix_log import MatrixLog
 
 __all__ = [
     "EVERYONE",
     "Block",
     "Checkpoint",
     "Checkpoints",
+    "MatrixLog",
     "MetricsLog",
     "RunFolder",
     "SilentFolder",
     "TimingsLog",
-    "MatrixLog",
-    "lock_folder",
     "accuracy_matrix_log",
+    "lock_folder",
     "read_config",
     "read_shares",
     "read_summary",

@@ -6,8 +6,8 @@ they become one ``metrics.parquet``. While both are there, a merge was interrupt
 
 Rows come in the order of rounds and, within a round, in the order in which they were appended, so two runs that
 measured the same hold the same table bit for bit, however often either was killed and resumed. Nothing here depends on
-time: seconds are kept apart, by :class:`~coterie.runs.storage.timings_log.TimingsLog`. Bytes on the wire are reproducible
-and belong here, as numbers of the whole federation (client :data:`EVERYONE`).
+time: seconds are kept apart, by :class:`~coterie.runs.storage.timings_log.TimingsLog`. Bytes on the wire are
+reproducible and belong here, as numbers of the whole federation (client :data:`EVERYONE`).
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic import is_draft, read_json, replacing, write_json, write_text
 from coterie.runs.storage.checkpoints import Checkpoints
 from coterie.runs.storage.lock import LOCK_FILE, lock_folder
+from coterie.runs.storage.matrix_log import MatrixLog
 from coterie.runs.storage.metrics_log import MetricsLog
 from coterie.runs.storage.reader import SHARES, accuracy_matrix_log, read_config, read_summary
 from coterie.runs.storage.timings_log import TimingsLog
-from coterie.runs.storage.matrix_log import MatrixLog
 
 
 class RunFolder:
