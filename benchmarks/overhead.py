@@ -42,7 +42,7 @@ from coterie.config import ExperimentConfig, from_mapping
 from coterie.memory import keep_freed_memory
 from coterie.runs import launch
 from coterie.runs.builder import assemble
-from coterie.runs.launch import draw_cohort
+from coterie.runs.rounds import draw_cohort
 from coterie.runs.storage import RunFolder
 from coterie.simulation.scoring import Scorer
 from coterie.simulation.simulation import Simulation

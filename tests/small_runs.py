@@ -16,7 +16,7 @@ from coterie import api
 from coterie.config import ExperimentConfig, from_mapping
 from coterie.errors import Interrupted
 from coterie.results import Result
-from coterie.runs.launch import Experiment
+from coterie.runs.experiment import Experiment
 from coterie.runs.storage import Checkpoint, RunFolder
 from tests.conformance_table import TABLE
 
@@ -93,15 +93,15 @@ def stop(playing: Experiment, place: str, round_number: int, error: type[BaseExc
     """Let an experiment be stopped at a place of a round, play it until then, and leave its folder."""
     owner: Any
     owner, name = {
-        "in a round": (playing.simulation, "_deliver"),
+        "in a round": (playing.simulation.exchange, "deliver"),
         "after a round": (playing.simulation, "play_round"),
-        "in evaluation": (playing.engine, "predict_all"),
+        "in evaluation": (playing.parts.engine, "predict_all"),
         "while recording": (playing.folder.metrics, "append_bytes"),
         "before a checkpoint": (playing.folder.timings, "append"),
     }[place]
     setattr(owner, name, when(round_number, playing, error, getattr(owner, name)))
     if error is Killed:
-        playing._keep = lambda: None  # type: ignore[method-assign]
+        playing.keep = lambda: None  # type: ignore[method-assign]
     with playing.folder, pytest.raises(Interrupted if error is KeyboardInterrupt else error):
         playing.run()
 

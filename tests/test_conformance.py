@@ -11,11 +11,12 @@ from torch import Tensor
 
 from coterie import randomness
 from coterie.algorithms import registry
-from coterie.algorithms.base import Ask, Cohort, Minibatches, Replies
+from coterie.algorithms.base import Minibatches, Replies
 from coterie.compute.batched import BatchedEngine
 from coterie.compute.engine import Call
 from coterie.compute.samples import Samples
 from coterie.data.partitions import Ragged
+from coterie.simulation.exchange import Request
 from coterie.simulation.simulation import Simulation
 from tests.conformance_table import TABLE, Row
 from tests.support import DEVICE, classification, everyone, simulate, small_model
@@ -328,12 +329,12 @@ def test_an_interrupted_round_changes_nothing(name: str, settings: dict[str, Any
     simulation.play_round(everyone(simulation), 1)
     before = copied(simulation)
 
-    def stop(ask: Ask, cohort: Cohort, call: Call) -> Replies:
-        deliver(ask, cohort, call)
+    def stop(request: Request) -> Replies:
+        deliver(request)
         raise KeyboardInterrupt
 
-    deliver = simulation._deliver
-    simulation._deliver = stop  # type: ignore[method-assign]
+    deliver = simulation.exchange.deliver
+    simulation.exchange.deliver = stop  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         simulation.play_round(everyone(simulation), 2)
     assert_same(before[0], simulation.server, "server")

@@ -11,11 +11,10 @@ from typing import Any
 
 from coterie.config import ExperimentConfig, from_mapping
 from coterie.errors import CoterieError, Interrupted
-from coterie.evaluation import metrics as metric_table
-from coterie.results import Result, summarise
+from coterie.results import Result
 from coterie.rows.distributed import first
 from coterie.runs import launch
-from coterie.runs.launch import Experiment, Watcher
+from coterie.runs.experiment import Experiment, Watcher
 from coterie.runs.progress import progress_bar
 from coterie.tracking import Track, Tracker, TrackerObserver, make_all
 
@@ -91,15 +90,15 @@ def run_config(
     Result
         The run.
     """
-    ranks = launch.ranks_for(config.engine)
+    processes = launch.processes_for(config.engine)
     with contextlib.ExitStack() as on_failure:
-        path = ranks.told(lambda: Path(out) if out is not None else _new_folder(config))
-        if out is None and ranks.leads:
+        path = processes.told(lambda: Path(out) if out is not None else _new_folder(config))
+        if out is None and processes.leads:
             on_failure.callback(_remove_if_empty, path)
-        trackers = ranks.together(lambda: make_all(track, new=path) if ranks.leads else [])
-        playing = launch.begin(config, path, _folder(data_dir), ranks)
+        trackers = processes.together(lambda: make_all(track, new=path) if processes.leads else [])
+        experiment = launch.begin(config, path, _folder(data_dir), processes)
         on_failure.pop_all()
-    return _finish(playing, progress, trackers)
+    return _finish(experiment, progress, trackers)
 
 
 def resume(
@@ -167,39 +166,22 @@ def _remove_if_empty(path: Path) -> None:
         path.rmdir()
 
 
-def _finish(playing: Experiment, progress: bool | Watcher, trackers: Sequence[Tracker] = ()) -> Result:
-    config, scorer, algorithm = playing.config, playing.scorer, playing.simulation.algorithm
-    honest = playing.parts.population.roles.honest
-    if not playing.leads:  # another process tells and shows
+def _finish(experiment: Experiment, progress: bool | Watcher, trackers: Sequence[Tracker] = ()) -> Result:
+    config, parts, done = experiment.config, experiment.parts, experiment.completed
+    if not experiment.leads:  # another process tells and shows
         progress, trackers = False, ()
     with (
-        _located(playing),
-        playing.folder as folder,
-        TrackerObserver(trackers, folder, playing.completed, honest, scorer.primary) as observer,
+        _located(experiment),
+        experiment.folder as folder,
+        TrackerObserver(trackers, folder, done, parts.population.roles.honest, parts.scorer.primary) as observer,
     ):
         with (
-            progress_bar(algorithm.title, config.rounds, playing.completed, progress)
+            progress_bar(parts.simulation.algorithm.title, config.rounds, done, progress)
             if isinstance(progress, bool)
             else contextlib.nullcontext(progress)
         ) as watch:
-            playing.run(_both(observer.round, watch))
-
-        def close() -> None:
-            summary = summarise(
-                folder.metrics.read(),
-                algorithm=algorithm.name,
-                seed=config.seed,
-                rounds=playing.completed,
-                seconds=folder.timings.total(),
-                metric=scorer.primary,
-                higher_is_better=metric_table.get(scorer.primary).higher_is_better,
-                clients=honest,
-                privacy=config.privacy,
-            )
-            folder.finish(summary)
-            observer.end(summary)
-
-        playing.conclude(close)
+            experiment.run(_both(observer.round, watch))
+        experiment.finish(observer.end)
         return Result(folder.path)
 
 
@@ -212,13 +194,13 @@ def _both(first: Watcher, second: Watcher) -> Watcher:
 
 
 @contextlib.contextmanager
-def _located(playing: Experiment) -> Iterator[None]:
+def _located(experiment: Experiment) -> Iterator[None]:
     """Say with every error where the run lies that it stopped."""
     try:
         yield
     except KeyboardInterrupt:  # after the last round: everything but the summary is on the disk
-        raise Interrupted(playing.folder.path, playing.completed) from None
+        raise Interrupted(experiment.folder.path, experiment.completed) from None
     except CoterieError as error:
         if not isinstance(error, Interrupted):
-            error.add_note(f"run: {playing.folder.path}")
+            error.add_note(f"run: {experiment.folder.path}")
         raise

@@ -20,7 +20,7 @@ from coterie.errors import Interrupted
 from coterie.models import build
 from coterie.models.problem import Problem
 from coterie.results import Result
-from coterie.runs.launch import Watcher
+from coterie.runs.experiment import Watcher
 from tests.support import DEVICE, classification
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="the ways that a CPU has are looked at")

@@ -19,9 +19,10 @@ from torch import Tensor
 from coterie.compute.engine import Call
 from coterie.errors import ConfigError, RunFolderError
 from coterie.federation.node import Node
-from coterie.federation.server import FederatedExperiment, Plan, serve
+from coterie.federation.server import Plan, serve
 from coterie.federation.transport import Failure
 from coterie.federation.wire import pack, unpack
+from coterie.runs.experiment import Experiment
 from coterie.runs.storage import events
 from tests.federation.grid import Dying, Fault, Local, LocalGrid, equal, make_federation, node_rows, reference, states
 from tests.small_runs import Killed
@@ -226,7 +227,7 @@ def test_a_killed_server_goes_on_from_its_checkpoint(
     local = make_federation(tmp_path)
     grid = local.grid
     with monkeypatch.context() as kill, pytest.raises(Killed):
-        kill.setattr(FederatedExperiment, "_keep", lambda self: None)  # a kill leaves no time to keep anything
+        kill.setattr(Experiment, "keep", lambda self: None)  # a kill leaves no time to keep anything
         serve(local.agreement, Dying(grid, exchange), plan("fedpg"), tmp_path / "run")
     local.restart()
     grid.exchanges = 100

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from coterie.cli.app import app
 from coterie.cli.federate import _placed
 from coterie.errors import ConfigError, RunFolderError, UnknownName
-from coterie.federation.server import FederatedExperiment, Plan, serve
+from coterie.federation.server import Plan, serve
 from coterie.results import Result
+from coterie.runs.experiment import Experiment
 from coterie.runs.storage import events
 from coterie.tracking.tensorboard import TensorBoard
 from tests.federation.grid import Dying, make_federation
@@ -69,7 +70,7 @@ def test_after_a_kill_each_round_is_told_whole_and_once(
     """Roll call, three rounds, an evaluation: killed after each of them."""
     local = make_federation(tmp_path)
     with monkeypatch.context() as kill, pytest.raises(Killed):
-        kill.setattr(FederatedExperiment, "_keep", lambda self: None)
+        kill.setattr(Experiment, "keep", lambda self: None)
         serve(local.agreement, Dying(local.grid, exchange), PLAN, tmp_path / "run")
     local.restart()
     serve(local.agreement, local.grid, PLAN, tmp_path / "run")
@@ -85,7 +86,7 @@ def test_after_a_kill_at_the_very_end_the_last_round_is_told_again(
         raise Killed
 
     with monkeypatch.context() as kill, pytest.raises(Killed):
-        kill.setattr("coterie.federation.server.summarise", die)
+        kill.setattr("coterie.runs.experiment.summary_of", die)
         serve(local.agreement, local.grid, PLAN, tmp_path / "run")
     local.restart()
     serve(local.agreement, local.grid, PLAN, tmp_path / "run")

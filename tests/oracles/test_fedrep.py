@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from coterie.algorithms.base import Ask, Cohort, Replies
+from coterie.algorithms.base import Replies
 from coterie.compute.engine import Call
 from coterie.errors import ModelError
 from coterie.models import Network, build
 from coterie.randomness import stream, torch_stream
+from coterie.simulation.exchange import Request
 from coterie.simulation.simulation import Simulation
 from tests.support import everyone, linear_regression, play, samples_of, simulate
 
@@ -45,14 +46,14 @@ def make(engine: str = "batched", lost: Any = None, **settings: Any) -> Simulati
 def watch(simulation: Simulation) -> list[dict[str, Tensor]]:
     """Collect everything that crosses the wire, both ways."""
     seen: list[dict[str, Tensor]] = []
-    deliver = simulation._deliver
+    deliver = simulation.exchange.deliver
 
-    def recorded(ask: Ask, cohort: Cohort, call: Call) -> Replies:
-        replies = deliver(ask, cohort, call)
-        seen.extend([ask.message.rows(len(replies)), replies.rows])
+    def recorded(request: Request) -> Replies:
+        replies = deliver(request)
+        seen.extend([request.message.rows(len(replies)), replies.rows])
         return replies
 
-    simulation._deliver = recorded  # type: ignore[method-assign]
+    simulation.exchange.deliver = recorded  # type: ignore[method-assign]
     return seen
 
 

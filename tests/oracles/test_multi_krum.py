@@ -28,12 +28,12 @@ def of(
 ) -> Simulation:
     """A simulation in which what clients send may be replaced."""
 
-    def transform(rows: Rows, clients: Tensor, round_number: int) -> Rows:
+    def alter(rows: Rows, clients: Tensor, round_number: int) -> Rows:
         return rows if attack is None else {"w": attack(rows["w"], clients)}
 
     algorithm = registry.make(name, LOCAL | own)
     engine = BatchedEngine(Problem.of(linear_regression(6), "regression", dtype=torch.float64), problem.samples(), 3)
-    return Simulation(algorithm, engine, transform=transform)
+    return Simulation(algorithm, engine, alter=alter)
 
 
 def trained(problem: Quadratics, w: Array) -> Array:

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coterie.algorithms.base import Ask, Cohort, Info, Replies
+from coterie.algorithms.base import Info, Replies
 from coterie.compute.engine import Call
 from coterie.randomness import stream
+from coterie.simulation.exchange import Request
 from coterie.simulation.simulation import Simulation
 from tests.oracles.fedpg_by_hand import ByHand, Played, fairness_gradient, unfairness
 from tests.oracles.quadratics import Quadratics
@@ -157,13 +158,13 @@ def test_exchanges_and_bytes(line_search: str) -> None:
     problem = drawn(3)
     simulation = of(problem, line_search=line_search, lr=2.0)
     asked: list[str] = []
-    deliver = simulation._deliver
+    deliver = simulation.exchange.deliver
 
-    def spy(ask: Ask, cohort: Cohort, call: Call) -> Replies:
-        asked.append(ask.task)
-        return deliver(ask, cohort, call)
+    def spy(request: Request) -> Replies:
+        asked.append(request.task)
+        return deliver(request)
 
-    simulation._deliver = spy  # type: ignore[method-assign]
+    simulation.exchange.deliver = spy  # type: ignore[method-assign]
     hand = ByHand(problem, 2.0, search=(S, BETA)).play(1, list(range(CLIENTS)))
     info = simulation.play_round(everyone(simulation), 1)
     sigma = float(np.linalg.norm(hand.d) / np.linalg.norm(hand.raw))

@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie import randomness
-from coterie.algorithms.base import Ask, Cohort, Replies
-from coterie.compute.engine import Call
+from coterie.algorithms.base import Replies
 from coterie.errors import ConfigError, RunFolderError
 from coterie.rows import ClientMatrix, DeviceBackend, RowIndex, placement, repeated
 from coterie.rows.off_device import DiskBackend, HostBackend, OffDeviceBackend
 from coterie.rows.placement import Placement
 from coterie.rows.transfers import Transfers
 from coterie.runs import launch
+from coterie.simulation.exchange import Request
 from coterie.simulation.simulation import Simulation
 from tests.conformance_table import TABLE
 from tests.small_runs import Killed, assert_same_end, config_of, finish, last_state, same, stop
@@ -55,16 +55,16 @@ def state(simulation: Simulation) -> dict[str, Tensor]:
 
 def interrupted(simulation: Simulation, number: int) -> None:
     """Begin a round, and let it be stopped when its first replies are there."""
-    deliver = simulation._deliver
+    deliver = simulation.exchange.deliver
 
-    def stops(ask: Ask, cohort: Cohort, call: Call) -> Replies:
-        deliver(ask, cohort, call)
+    def stops(request: Request) -> Replies:
+        deliver(request)
         raise KeyboardInterrupt
 
-    simulation._deliver = stops  # type: ignore[method-assign]
+    simulation.exchange.deliver = stops  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         simulation.play_round(cohort_of(number), number)
-    simulation._deliver = deliver  # type: ignore[method-assign]
+    simulation.exchange.deliver = deliver  # type: ignore[method-assign]
 
 
 def played(simulation: Simulation) -> list[dict[str, Tensor]]:

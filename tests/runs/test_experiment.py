@@ -20,7 +20,7 @@ from coterie.errors import ConfigError, CoterieError, Diverged, ModelError, Part
 from coterie.results import Result
 from coterie.runs import launch
 from coterie.runs.builder import Assembly
-from coterie.runs.launch import draw_cohort
+from coterie.runs.rounds import draw_cohort
 from tests.conformance_table import TABLE
 from tests.small_runs import OWN, SMALL, config_of, finish
 
@@ -41,13 +41,13 @@ def test_cadence_of_evaluation_and_checkpoints(plain: Result, tmp_path: Path) ->
     playing = launch.begin(config_of("fedacs", eval_every=2, checkpoint_every=3, eval_train=True), tmp_path / "run")
     told: list[tuple[int, bool]] = []
     kept: list[int] = []
-    checkpoint = playing._checkpoint
+    checkpoint = playing.checkpoint
 
     def watch_checkpoint() -> None:
         checkpoint()
         kept.append(playing.completed)
 
-    playing._checkpoint = watch_checkpoint  # type: ignore[method-assign]
+    playing.checkpoint = watch_checkpoint  # type: ignore[method-assign]
     playing.run(lambda number, mean: told.append((number, mean is not None)))
     metrics = playing.folder.metrics.read()
     playing.folder.close()
@@ -141,7 +141,7 @@ def test_nothing_piles_up_in_memory(tmp_path: Path) -> None:
 
     counts = []
     for number in range(1, 8):
-        playing._round(number)
+        playing.rounds.play(number, lambda: None)
         counts.append(tensors())
     playing.folder.close()
     assert max(counts[2:]) <= counts[1]

@@ -17,7 +17,7 @@ from coterie.config import from_mapping
 from coterie.errors import CheckpointError, ConfigError, CoterieError, Diverged, Interrupted, RunFolderError
 from coterie.results import Result
 from coterie.runs import launch
-from coterie.runs.launch import Experiment
+from coterie.runs.experiment import Experiment
 from tests.small_runs import (
     FAR_TOO_FAST,
     OWN,
@@ -129,7 +129,7 @@ def test_a_signal_in_a_round_stops_at_once(number: signal.Signals, whole: Path, 
 
 def test_a_signal_in_evaluation_waits_for_the_records(whole: Path, tmp_path: Path) -> None:
     playing = launch.begin(config_of("fedacs"), tmp_path / "cut")
-    send(playing, playing.scorer, "scores", 3, signal.SIGINT)
+    send(playing, playing.parts.scorer, "scores", 3, signal.SIGINT)
     with playing.folder, pytest.raises(Interrupted) as caught:
         playing.run()
     assert caught.value.round_number == 3 == last_state(tmp_path / "cut").round
@@ -139,7 +139,7 @@ def test_a_signal_in_evaluation_waits_for_the_records(whole: Path, tmp_path: Pat
 
 def test_a_second_signal_does_not_wait(whole: Path, tmp_path: Path) -> None:
     playing = launch.begin(config_of("fedacs"), tmp_path / "cut")
-    send(playing, playing.scorer, "scores", 3, signal.SIGINT, signal.SIGINT)
+    send(playing, playing.parts.scorer, "scores", 3, signal.SIGINT, signal.SIGINT)
     with playing.folder, pytest.raises(Interrupted) as caught:
         playing.run()
     assert caught.value.round_number == 2 == last_state(tmp_path / "cut").round
@@ -149,7 +149,7 @@ def test_a_second_signal_does_not_wait(whole: Path, tmp_path: Path) -> None:
 
 def test_a_signal_in_the_last_records_changes_nothing(whole: Path, tmp_path: Path) -> None:
     playing = launch.begin(config_of("fedacs"), tmp_path / "cut")
-    send(playing, playing.scorer, "scores", 5, signal.SIGINT)
+    send(playing, playing.parts.scorer, "scores", 5, signal.SIGINT)
     finish(playing)
     assert_same_end(whole, tmp_path / "cut")
 
@@ -309,7 +309,8 @@ def test_a_failure_that_is_nobodys_fault_keeps_the_run(whole: Path, tmp_path: Pa
 
 def test_no_memory_is_one_sentence(tmp_path: Path) -> None:
     playing = launch.begin(config_of("fedacs"), tmp_path / "cut")
-    playing.simulation._deliver = when(2, playing, MemoryError, playing.simulation._deliver)  # type: ignore[method-assign]
+    exchange = playing.simulation.exchange
+    exchange.deliver = when(2, playing, MemoryError, exchange.deliver)  # type: ignore[method-assign]
     with playing.folder, pytest.raises(CoterieError, match="too little memory"):
         playing.run()
     assert last_state(tmp_path / "cut").round == 1

@@ -46,7 +46,7 @@ from coterie.rows.distributed.backends import OwnRowsBackend, ShardedBackend
 from coterie.rows.placement import Placement
 from coterie.runs import launch
 from coterie.runs.storage import tensor_file
-from coterie.simulation.sharded import ShardedSimulation
+from coterie.simulation.sharded import ShardedProcesses
 from coterie.simulation.simulation import Simulation
 from tests.conformance_table import TABLE
 from tests.small_runs import config_of, finish
@@ -91,19 +91,19 @@ def simulation_of(name: str, ranks: Ranks | None, **more: Any) -> Simulation:
     plain = simulate(name, classification(5), small_model(), task="multiclass", settings=TABLE[name].settings)
     if ranks is None:
         return Simulation(plain.algorithm, plain.engine, **more)
-    return ShardedSimulation(plain.algorithm, plain.engine, ranks, **more)
+    return Simulation(plain.algorithm, plain.engine, processes=ShardedProcesses(ranks), **more)
 
 
 def seen(simulation: Simulation, number: int) -> dict[str, Tensor]:
     """Everything that a round left, whole on every rank."""
     clients = torch.arange(simulation.engine.samples.clients)
     out = {f"server {name}": value.clone() for name, value in simulation.server.items()}
-    mine = simulation.mine(clients)
+    mine = simulation.processes.mine(clients)
     found = {f"clients {name}": take_rows(value, mine) for name, value in simulation.clients.rows.items()}
     found |= {f"personal {name}": value for name, value in simulation.personal(clients, number).items()}
     for name, rows in found.items():
         flat = rows.reshape(len(rows), -1).T
-        out[name] = simulation.everyones(flat, clients).T.reshape(len(clients), *rows.shape[1:])
+        out[name] = simulation.processes.gathered(flat, clients).T.reshape(len(clients), *rows.shape[1:])
     shared = simulation.algorithm.global_model(simulation.server) or {}
     return out | {f"global {name}": value.clone() for name, value in shared.items()}
 
@@ -152,7 +152,9 @@ def scene_methods(ranks: Callable[[], Ranks], folder: Path) -> Any:
     """Whole runs of every method; what is left of the server's state on each rank."""
     out = {}
     for name in METHODS:
-        playing = launch.begin(config_of(name, **options("sharded")), folder / name, ranks=ranks())
+        playing = launch.begin(
+            config_of(name, **options("sharded")), folder / name, processes=ShardedProcesses(ranks())
+        )
         finish(playing)
         out[name] = {key: value.clone() for key, value in playing.simulation.server.items()}
     return out
@@ -178,7 +180,7 @@ def scene_places(ranks: Callable[[], Ranks], folder: Path) -> Any:
             raise TimeoutError
 
     try:
-        playing = launch.begin(config, folder / "flame", ranks=ranks())
+        playing = launch.begin(config, folder / "flame", processes=ShardedProcesses(ranks()))
         with playing.folder, contextlib.suppress(TimeoutError):
             playing.run(stops)
         again = launch.resume(folder / "flame")
@@ -201,7 +203,11 @@ def scene_places(ranks: Callable[[], Ranks], folder: Path) -> Any:
 def scene_options(ranks: Callable[[], Ranks], folder: Path) -> Any:
     """Runs with newcomers, attackers, privacy, accuracy matrices, clients without samples."""
     for name, more in RUNS.items():
-        finish(launch.begin(config_of("fedamp", **options("sharded", **more)), folder / name, ranks=ranks()))
+        finish(
+            launch.begin(
+                config_of("fedamp", **options("sharded", **more)), folder / name, processes=ShardedProcesses(ranks())
+            )
+        )
 
 
 def scene_products(ranks: Callable[[], Ranks], folder: Path) -> Any:
@@ -250,7 +256,9 @@ def scene_stop(ranks: Callable[[], Ranks], folder: Path) -> Any:
     out = []
     for name, in_round in (("in", True), ("after", False)):
         playing = launch.begin(
-            config_of("fedacs", **options("sharded", rounds=5, checkpoint_every=9)), folder / name, ranks=ranks()
+            config_of("fedacs", **options("sharded", rounds=5, checkpoint_every=9)),
+            folder / name,
+            processes=ShardedProcesses(ranks()),
         )
         run = playing.engine.run if in_round else playing.scorer.scores
 
@@ -270,7 +278,7 @@ def scene_stop(ranks: Callable[[], Ranks], folder: Path) -> Any:
     again = launch.resume(folder / "in")
     out.append(("resumed", again.completed, again._checkpointed))
     finish(again)
-    finish(launch.begin(again.config, folder / "never", ranks=ranks()))
+    finish(launch.begin(again.config, folder / "never", processes=ShardedProcesses(ranks())))
     return out
 
 
@@ -321,23 +329,23 @@ def scene_failures(ranks: Callable[[], Ranks], folder: Path) -> Any:
     tried("engine", lambda: simulation.play_round(torch.arange(5), 1))
 
     config = config_of("fedacs", **options("sharded", checkpoint_every=1))
-    playing = launch.begin(config, folder / "full", ranks=ranks())
+    playing = launch.begin(config, folder / "full", processes=ShardedProcesses(ranks()))
     write = tensor_file.write
     tensor_file.write = functools.partial(fails, OSError(28, "No space left on device"), 0, write)
     tried("checkpoint", functools.partial(finish, playing))
     tensor_file.write = write
     finish(launch.resume(folder / "full"))  # nothing is locked, and nobody is out of step
 
-    playing = launch.begin(config, folder / "evaluation", ranks=ranks())
+    playing = launch.begin(config, folder / "evaluation", processes=ShardedProcesses(ranks()))
     playing.engine.predict_all = functools.partial(fails, RuntimeError("odd"), 1, playing.engine.predict_all)  # type: ignore[method-assign]
     tried("evaluation", functools.partial(finish, playing))
 
-    playing = launch.begin(config, folder / "watched", ranks=ranks())
+    playing = launch.begin(config, folder / "watched", processes=ShardedProcesses(ranks()))
     tried("watcher", lambda: playing.run(functools.partial(fails, KeyError("who"), 0, lambda number, mean: None)))
     playing.folder.close()
-    tried("taken", lambda: launch.begin(config, folder / "watched", ranks=ranks()))
+    tried("taken", lambda: launch.begin(config, folder / "watched", processes=ShardedProcesses(ranks())))
     config = config.model_copy(update={"device": "cuda:0"})
-    tried("device", lambda: launch.begin(config, folder / "device", ranks=ranks()))
+    tried("device", lambda: launch.begin(config, folder / "device", processes=ShardedProcesses(ranks())))
 
     simulation = simulation_of("fedavg", ranks())
     rounds = type(simulation.algorithm).round
@@ -356,15 +364,17 @@ def scene_failures(ranks: Callable[[], Ranks], folder: Path) -> Any:
 
 def scene_lost_rank(ranks: Callable[[], Ranks], folder: Path) -> Any:
     """The second rank fails where all compute alike, and ends; must be the last scene."""
-    playing = launch.begin(config_of("fedacs", **options("sharded", rounds=4)), folder / "run", ranks=ranks())
-    check = playing.simulation._check
+    playing = launch.begin(
+        config_of("fedacs", **options("sharded", rounds=4)), folder / "run", processes=ShardedProcesses(ranks())
+    )
+    check = playing.processes.agree_on_server
 
     def fails(*args: Any) -> Any:
         if playing.completed == 2 and dist.get_rank() == 1:
             raise ZeroDivisionError
         return check(*args)
 
-    playing.simulation._check = fails  # type: ignore[method-assign]
+    playing.processes.agree_on_server = fails  # type: ignore[method-assign]
     try:
         finish(playing)
     except (CoterieError, ZeroDivisionError) as error:

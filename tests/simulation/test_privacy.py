@@ -14,13 +14,13 @@ from scipy.stats import norm
 from torch import Tensor
 
 from coterie.algorithms import registry
-from coterie.algorithms.base import Ask, Cohort, Replies
-from coterie.compute.engine import Call
+from coterie.algorithms.base import Replies, Task
 from coterie.errors import AlgorithmError, ConfigError
 from coterie.randomness import secret_normal
 from coterie.rows import Rows
 from coterie.runs import launch
 from coterie.runs.builder import assemble
+from coterie.simulation.exchange import Exchange, Request
 from coterie.simulation.privacy import Privacy, Protection, parse, protect, spent
 from coterie.simulation.simulation import Simulation
 from tests.small_runs import Killed, assert_same_end, config_of, finish, last_state, stop
@@ -207,34 +207,35 @@ def test_a_missing_accountant_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------------------------------------- whole experiments
 
 
-class Observed(Simulation):
-    """A simulation that keeps what was sent and what came back."""
+class Observed:
+    """An exchange that keeps what was sent and what came back, with the tensors that replies are relative to."""
 
-    exchanges: list[tuple[dict[str, str | None], Rows, Rows]]
+    def __init__(self, inner: Exchange, tasks: dict[str, Task]) -> None:
+        self.inner, self.tasks = inner, tasks
+        self.seen: list[tuple[dict[str, str | None], Rows, Rows]] = []
 
-    def _deliver(self, ask: Ask, cohort: Cohort, call: Call) -> Replies:
-        replies = super()._deliver(ask, cohort, call)
-        asked = cohort.clients if ask.clients is None else ask.clients
-        place = torch.searchsorted(asked, replies.clients)
-        message = {name: value[place] for name, value in ask.message.rows(len(asked)).items()}
-        references = {name: self.tasks[ask.task].references.get(name, name) for name in replies.rows}
-        self.exchanges.append((references, message, dict(replies.rows)))
+    def deliver(self, request: Request) -> Replies:
+        replies = self.inner.deliver(request)
+        place = torch.searchsorted(request.clients, replies.clients)
+        message = {name: value[place] for name, value in request.rows.items()}
+        references = {name: self.tasks[request.task].references.get(name, name) for name in replies.rows}
+        self.seen.append((references, message, dict(replies.rows)))
         return replies
 
 
-def observed(name: str, privacy: str, engine: str = "loop", rounds: int = 2) -> Observed:
+def observed(name: str, privacy: str, engine: str = "loop", rounds: int = 2) -> tuple[Simulation, Observed]:
     whole = assemble(config_of(name, engine=engine, dtype="float64", privacy=privacy, device="cpu")).simulation
-    found = Observed(whole.algorithm, whole.engine, protection=whole.protection, members=torch.arange(5))
-    found.exchanges = []
+    found = Simulation(whole.algorithm, whole.engine, protection=whole.protection, members=torch.arange(5))
+    found.exchange = watched = Observed(found.exchange, found.tasks)
     for number in range(1, rounds + 1):
         found.play_round(torch.arange(5), number)
         found.personal(torch.arange(5), number)
-    return found
+    return found, watched
 
 
 @pytest.mark.parametrize("name", registry.names())
 def test_no_reply_of_any_method_tells_more_than_the_clip(name: str) -> None:
-    for references, message, replies in observed(name, "clip=0.01,noise=0").exchanges:
+    for references, message, replies in observed(name, "clip=0.01,noise=0")[1].seen:
         told = {
             key: value if references[key] is None else value - message[str(references[key])]
             for key, value in replies.items()
@@ -246,15 +247,15 @@ def test_no_reply_of_any_method_tells_more_than_the_clip(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "flame", "fedpg", "scaffold"])
 def test_engines_agree_on_protected_replies(name: str) -> None:
-    one, other = (observed(name, "clip=0.5,noise=0.1", engine) for engine in ("loop", "batched"))
+    one, other = (observed(name, "clip=0.5,noise=0.1", engine)[0] for engine in ("loop", "batched"))
     for state, twin in ((one.server, other.server), (one.clients.rows, other.clients.rows)):
         for key, value in state.items():
             torch.testing.assert_close(value, twin[key], rtol=0, atol=1e-10)
 
 
 def test_nobody_tells_its_number_of_samples() -> None:
-    found = observed("fedavg", "clip=1e6,noise=0", rounds=1)
-    (_, _, replies) = found.exchanges[0]
+    found, watched = observed("fedavg", "clip=1e6,noise=0", rounds=1)
+    (_, _, replies) = watched.seen[0]
     assert len(set(found.engine.sizes["train"].tolist())) > 1 or found.engine.sizes["train"][0] > 1
     torch.testing.assert_close(found.server["w"], replies["w"].mean(0), rtol=0, atol=1e-12)
     assert found.cohort(torch.arange(5), 1).sizes.tolist() == [1] * 5

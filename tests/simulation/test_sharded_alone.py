@@ -17,6 +17,7 @@ from coterie.rows.distributed import Ranks, checksum, number_of
 from coterie.rows.distributed.backends import ShardedPlacement
 from coterie.rows.placement import Placement
 from coterie.runs import launch
+from coterie.runs.rounds import draw_cohort
 from coterie.runs.storage import SilentFolder
 from coterie.studies import comparison
 from tests.simulation.sharded_checks import COUNT, assert_close, assert_same_run, environment
@@ -153,7 +154,7 @@ def test_sigterm_to_torchrun_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     alone = launch.begin(config_of("fedacs", **options("batched", rounds=100_000)), tmp_path / "alone")
     assert again.completed < 3000
     for number in range(1, again.completed + 1):
-        clients = launch.draw_cohort(alone.config.seed, number, alone.trainers, alone.config.participation)
+        clients = draw_cohort(alone.config.seed, number, alone.rounds.trainers, alone.config.participation)
         alone.simulation.play_round(clients, number)
     for ours, theirs in (
         (alone.simulation.server, again.simulation.server),

@@ -41,7 +41,7 @@ def cut_and_resumed(path: Path, track: str) -> Result:
         if number == 3:
             raise Stop
 
-    playing._keep = lambda: None  # type: ignore[method-assign]
+    playing.keep = lambda: None  # type: ignore[method-assign]
     with pytest.raises(Stop):
         api._finish(playing, told, make_all(track, new=path))
     return api.resume(path, progress=False, track=track)

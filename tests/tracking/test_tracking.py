@@ -232,7 +232,7 @@ def stop_within(playing: Any, watch: Any, run: Any, error: type[BaseException]) 
 
     playing.simulation.play_round = stopping
     if error is Killed:
-        playing._keep = lambda: None
+        playing.keep = lambda: None
     run(watch)
 
 

@@ -25,24 +25,12 @@ from coterie.federation.schema import EVALUATE, GLOBAL, LAST, Seen, check_messag
 from coterie.federation.wire import Envelope, Rejected, check_header, pack, unpack
 from coterie.rows import Rows
 from coterie.runs.builder import Population
-from coterie.runs.launch import threads
+from coterie.runs.experiment import threads
 from coterie.runs.storage.atomic import replacing, write_json
 from coterie.simulation.scoring import Score, Scorer
 from coterie.simulation.simulation import Simulation
 
 HELLO, WORK = "hello", "work"
-
-
-class _OwnScorer(Scorer):
-    """Evaluates models on one node's own samples."""
-
-    def of(self, models: dict[str, tuple[Rows, bool]]) -> list[Score]:
-        scores = [
-            score for name, (rows, shared) in models.items() for score in self._of(name, rows, self.clients, shared)
-        ]
-        if self.simulation.algorithm.has_hybrid and {"personal", GLOBAL} <= models.keys():
-            scores += self._hybrid(scores)
-        return scores
 
 
 class Node:
@@ -175,26 +163,27 @@ class Node:
     ) -> list[Score]:
         algorithm = simulation.algorithm
         round_number = int(envelope.header["evaluate"]["round"])
-        models: dict[str, tuple[Rows, bool]] = {}
+        models: dict[str, Rows] = {}
         if algorithm.has_personal:
             message = envelope.under(f"{EVALUATE}/{LAST}")
             self._check(message, config, EVALUATE, LAST)
             here = simulation.engine.here(one, Call(round_number, "personal"))
             rows = {name: value.unsqueeze(0) for name, value in message.items()}
-            models["personal"] = (algorithm.personal(here, state, rows), False)
+            models["personal"] = algorithm.personal(here, state, rows)
         shared = envelope.under(f"{EVALUATE}/{GLOBAL}")
         if algorithm.has_global and shared:
             self._check(shared, config, EVALUATE, GLOBAL)
-            models[GLOBAL] = (shared, True)
-        for model in sorted(
+            models[GLOBAL] = shared
+        for other in sorted(
             {each.task for each in self._observed(config) if each.purpose == EVALUATE} - {LAST, GLOBAL}
         ):
-            own = envelope.under(f"{EVALUATE}/{model}")
-            self._check(own, config, EVALUATE, model)
-            models[model] = ({name: value.unsqueeze(0) for name, value in own.items()}, False)
-        scorer = _OwnScorer(simulation, one, torch.zeros(0, dtype=torch.int64))
-        scores = scorer.of(models)
-        self._keep(envelope.header, config, simulation, models, scores)
+            own = envelope.under(f"{EVALUATE}/{other}")
+            self._check(own, config, EVALUATE, other)
+            models[other] = {name: value.unsqueeze(0) for name, value in own.items()}
+        scores = Scorer(simulation, one, torch.zeros(0, dtype=torch.int64)).score(models, {GLOBAL})
+        own_model = {name: value[0] for name, value in models.get("personal", {}).items()}
+        kind, model = ("personal", own_model) if own_model else (GLOBAL, models.get(GLOBAL, {}))
+        self._keep(envelope.header, config, simulation, kind, model, scores)
         return scores
 
     def _keep(
@@ -202,25 +191,23 @@ class Node:
         header: dict[str, Any],
         config: ExperimentConfig,
         simulation: Simulation,
-        models: dict[str, tuple[Rows, bool]],
+        kind: str,
+        model: Rows,
         scores: list[Score],
     ) -> None:
         """Leave the node its own model with its metrics; what the run has made of it so far."""
-        name = "personal" if "personal" in models else GLOBAL
-        if name not in models:
+        if not model:
             return
-        rows, shared = models[name]
         folder = self.folder / "models" / str(header["run"])
         layout = simulation.engine.net.layout
         tensors: dict[str, Tensor] = {}
-        for key, value in rows.items():
-            row = value if shared else value[0]
+        for key, row in model.items():
             if key == "w" and row.shape == (layout.size,):
                 tensors |= layout.state_dict(row)
             else:
                 tensors[key] = row.detach().clone().contiguous()
         round_number = int(header["evaluate"]["round"])
-        facts = {"algorithm": config.algorithm, "model": config.model, "kind": name, "round": str(round_number)}
+        facts = {"algorithm": config.algorithm, "model": config.model, "kind": kind, "round": str(round_number)}
         with replacing(folder / "model.safetensors") as draft:
             save_file(tensors, draft, metadata=facts)
         measured: dict[str, dict[str, dict[str, float | None]]] = {}

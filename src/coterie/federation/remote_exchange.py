@@ -1,8 +1,7 @@
-"""The server's half of a federation: the same rounds as in a simulation, with an exchange that sends messages.
+"""The exchange of a federation: requests go to nodes as messages, and what comes back in time becomes the replies.
 
-The seam is :meth:`Federation._deliver`: an ask goes out to the nodes as one message each, and what comes back in time
-and is what it must be becomes the replies. Evaluation rides on the first exchange of the next round: nodes return the
-metrics of the models after the last round together with their first reply.
+Evaluation travels with the first exchange of the next round: nodes return the metrics of the models after the last
+round together with their first reply.
 """
 
 from __future__ import annotations
@@ -16,25 +15,26 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import registry
-from coterie.algorithms.base import Ask, Cohort, Info, Message, Replies
-from coterie.compute.engine import Call, take
+from coterie.algorithms.base import Message, Replies
+from coterie.compute.engine import Call, Engine, take
 from coterie.compute.loop import LoopEngine
 from coterie.compute.samples import Samples
 from coterie.config import ExperimentConfig
-from coterie.errors import AlgorithmError, ConfigError
+from coterie.errors import ConfigError
 from coterie.federation.agreement import Agreement
 from coterie.federation.membership import RollCall
 from coterie.federation.node import WORK
 from coterie.federation.party_data import blank_population, engine_of, fresh_row
 from coterie.federation.schema import EVALUATE, GLOBAL, LAST
 from coterie.federation.transport import Failure, Transport
-from coterie.federation.wire import Envelope, Rejected, Shape, check, check_header, pack, payload, unpack
+from coterie.federation.wire import Envelope, Rejected, Shape, check, check_header, pack, unpack
 from coterie.rows import Rows
-from coterie.runs.builder import Population
+from coterie.runs.population import Population
 from coterie.runs.storage.events import Event, Listener
 from coterie.simulation.client_states import ClientStates
+from coterie.simulation.exchange import NoReplies, Request
 from coterie.simulation.scoring import Score
-from coterie.simulation.simulation import NoReplies, Simulation, play
+from coterie.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class _Ride:
-    """An evaluation that waits for the next exchange."""
+class _Evaluation:
+    """The evaluation of the state after a round, which waits for the next exchange."""
 
     round: int
     clients: Tensor
@@ -74,13 +74,29 @@ class _Ride:
         return {"round": self.round, "base": self.bases.get(client, "")}, tensors
 
 
-class Federation(Simulation):
-    """An algorithm whose clients are nodes.
+class _ReplySchema:
+    """What replies must look like, found by running their tasks on one blank sample."""
+
+    def __init__(self, engine: Engine, tasks: Mapping[str, Any], state: Rows) -> None:
+        self._engine, self._tasks, self._state = engine, tasks, state
+        self._known: dict[object, dict[str, Shape]] = {}
+
+    def of(self, task: str, message: Rows, call: Call) -> dict[str, Shape]:
+        key = (task, tuple((name, Shape.of(value)) for name, value in message.items()))
+        if key not in self._known:
+            rows = {name: value.unsqueeze(0) for name, value in message.items()}
+            state = {name: value.clone() for name, value in self._state.items()}
+            with torch.no_grad():
+                _, reply = self._engine.run(self._tasks[task], torch.tensor([0]), state, rows, call)
+            self._known[key] = {name: Shape.of(value[0]) for name, value in reply.items()}
+        return self._known[key]
+
+
+class Remote:
+    """Sends requests to nodes.
 
     Parameters
     ----------
-    config
-        The run's configuration.
     agreement
         What all parties agreed on.
     transport
@@ -93,128 +109,90 @@ class Federation(Simulation):
         How long to wait, and for how many.
     report
         Told of every event.
+    replies
+        What replies must look like.
 
-    Raises
-    ------
-    ConfigError
-        If the method starts from every member's number of samples, and one is not there.
+    Attributes
+    ----------
+    counted
+        For each client, the token of the last of its replies that counts: what it changed on the node is committed.
+    scores
+        The last evaluation that came in, with its round, until somebody takes it.
+    bytes_down, bytes_up
+        What was sent and received so far, headers included.
+    replied
+        How many nodes had a part in the last round.
+    epsilon
+        The privacy loss that each node says it has spent in this run.
     """
 
     def __init__(
         self,
-        config: ExperimentConfig,
         agreement: Agreement,
         transport: Transport,
         roll: RollCall,
         header: Mapping[str, Any],
         terms: Terms,
         report: Listener,
+        replies: _ReplySchema,
     ) -> None:
         self.agreement, self.roll, self.terms = agreement, roll, terms
-        self._transport, self._common, self._report = transport, dict(header), report
-        sizes = {
-            split: [roll.sizes.get(client, {}).get(split, 0) for client in range(len(agreement.members))]
-            for split in ("train", "validation", "test")
-        }
-        self.population: Population = blank_population(agreement, sizes)
-        algorithm = registry.make(config.algorithm, config.settings)
-        everyone = self.population.roles.trainers
-
-        def fresh(client: int) -> Tensor:
-            return fresh_row(config, agreement, client)
-
-        super().__init__(algorithm, engine_of(config, self.population), fresh=fresh, members=everyone)
-        begin = self.clients.rows
-        self._rows = take(begin, slice(0, 1))  # of which only shapes matter: the state lies at the nodes
-        self.clients = ClientStates({})
-        small = blank_population(agreement, {split: [1] * len(agreement.members) for split in sizes})
-        samples = Samples.of(small.dataset, small.shares, seed=config.seed, dtype=self.engine.samples.dtype)
-        self._dry = LoopEngine(self.engine.problem, samples, config.seed)
-        # Nodes make their first state themselves. They are told everybody's sizes only where it depends on them.
-        plain = Simulation(algorithm, self._dry, fresh=fresh, members=everyone).clients.rows
-        if any(not torch.equal(plain[name], rows) for name, rows in begin.items()):
-            if not all(sizes["train"]):
-                raise ConfigError(
-                    f"{algorithm.title} with these settings starts from every member's number of samples, but not all "
-                    "members are there: start them first"
-                )
-            self._common["sizes"] = sizes["train"]
-        self._shapes: dict[object, dict[str, Shape]] = {}
+        self._transport, self._common, self._report, self._replies = transport, dict(header), report, replies
         self.session = secrets.token_hex(4)  # tells this server's tokens from those of one that was killed
         self.counted: dict[int, str] = {}
-        self._accepted: dict[int, str] = {}
-        self._void = False
-        self._suspects: set[int] = set()
-        self._ride: _Ride | None = None
         self.scores: tuple[int, list[Score]] | None = None
-        self.wire_down = self.wire_up = 0
-        self.replied = 0  # nodes that had a part in the last round
-        self.epsilon: dict[int, float] = {}  # what each node says that it has spent in this run
+        self.bytes_down = self.bytes_up = self.replied = 0
+        self.epsilon: dict[int, float] = {}
+        self._accepted: dict[int, str] = {}  # tokens of replies that count once the round does
+        self._void = False
+        self._suspects: set[int] = set()  # who did not reply last time is not waited for
+        self._evaluation: _Evaluation | None = None
 
-    def learn_sizes(self) -> None:
-        """Take over the sizes of members that joined since."""
-        for client, sizes in self.roll.sizes.items():
-            for split in self.engine.sizes:
-                self.engine.sizes[split][client] = self.engine.host_sizes[split][client] = sizes[split]
+    # --------------------------------------------------------------------------------------------------- around a round
 
-    def play_round(self, clients: Tensor, round_number: int) -> Info:
-        """Play one round; see :meth:`Simulation.play_round`. What nodes replied counts only if the round does."""
+    def begin_round(self) -> None:
         self._accepted, self._void = {}, False
-        info = super().play_round(clients, round_number)
+
+    def end_round(self, round_number: int) -> None:
+        """Let what nodes replied count, unless the round was void."""
         self.replied = len(self._accepted)
         if self._void:
-            reason = f"fewer than {self.terms.minimum} replied"
-            self._report(Event(round_number, "void round", None, reason))
+            self._report(Event(round_number, "void round", None, f"fewer than {self.terms.minimum} replied"))
         else:
             self.counted |= self._accepted
         self._accepted = {}
-        return info
 
-    def prepare_evaluation(self, round_number: int) -> None:
-        """Let the evaluation of the state after a round ride on the next exchange.
-
-        Parameters
-        ----------
-        round_number
-            The round that was played last, which must be in a checkpoint.
-        """
-        clients = self.population.roles.trainers
-        cohort = self.cohort(clients, round_number)
+    def prepare_evaluation(self, simulation: Simulation, clients: Tensor, round_number: int) -> None:
+        """Let the evaluation of the state after a round, which is in a checkpoint, travel with the next exchange."""
         self._accepted = {}
         try:
-            with self._trial():
-                message = play(self.algorithm.personalise(self.server, cohort), self.exchange(cohort, "personalise"))
+            message = simulation.last_message(clients, round_number)
         except NoReplies:
             self._report(Event(round_number, "no evaluation", None, "nobody took part in making personal models"))
             return
-        shared = self.algorithm.global_model(self.server) or {}
-        others = self.algorithm.other_models(self.server)
-        self._ride = _Ride(round_number, clients, message, shared, others, dict(self._accepted))
+        shared = simulation.algorithm.global_model(simulation.server) or {}
+        others = simulation.algorithm.other_models(simulation.server)
+        self._evaluation = _Evaluation(round_number, clients, message, shared, others, dict(self._accepted))
         self._accepted = {}
 
     def evaluate_now(self) -> None:
         """Send the evaluation that is waiting without a task: after the last round nothing else goes out."""
-        if self._ride is not None:
-            self._exchange(Call(self._ride.round, EVALUATE, 0), None, {})
+        if self._evaluation is not None:
+            self._send(Call(self._evaluation.round, EVALUATE, 0), None, {})
 
-    def _deliver(self, ask: Ask, cohort: Cohort, call: Call) -> Replies:
-        asked = cohort.clients if ask.clients is None else ask.clients
-        if ask.task not in self.tasks:
-            raise AlgorithmError(f"{self.algorithm.title} asked for the task {ask.task!r}; it has {list(self.tasks)}")
-        for name, value in ask.message.each.items():
-            if len(value) != len(asked):
-                raise AlgorithmError(f"the message {name!r} has {len(value)} rows for {len(asked)} clients")
+    # ----------------------------------------------------------------------------------------------------- one exchange
+
+    def deliver(self, request: Request) -> Replies:
+        call, message = request.call, request.message
         messages = {
-            client: ask.message.shared | {name: value[place] for name, value in ask.message.each.items()}
-            for place, client in enumerate(asked.tolist())
+            client: message.shared | {name: value[place] for name, value in message.each.items()}
+            for place, client in enumerate(request.clients.tolist())
         }
-        self.traffic.down += ask.message.bytes_each * len(asked)
-        replies = self._exchange(call, ask.task, messages)
-        if len(replies) < min(self.terms.minimum, len(asked)) or not replies:
+        replies = self._send(call, request.task, messages)
+        if len(replies) < min(self.terms.minimum, len(messages)) or not replies:
             self._void = self._void or call.purpose == "round"
             raise NoReplies
         self._accepted |= {client: self._token(call) for client in replies}
-        self.traffic.up += sum(payload(rows) for rows in replies.values())
         first = next(iter(replies.values()))
         rows = {name: torch.stack([reply[name] for reply in replies.values()]) for name in first}
         return Replies(torch.tensor(list(replies)), rows)
@@ -222,17 +200,17 @@ class Federation(Simulation):
     def _token(self, call: Call) -> str:
         return f"{self.session}-{call.round}-{call.purpose}-{call.exchange}".replace(" ", "-")
 
-    def _exchange(self, call: Call, task: str | None, messages: Mapping[int, Rows]) -> dict[int, Rows]:
-        """Send the messages, and the evaluation that is waiting; give the replies that are what they must be."""
+    def _send(self, call: Call, task: str | None, messages: Mapping[int, Rows]) -> dict[int, Rows]:
+        """Send messages, and the evaluation that is waiting; give the replies that are what they must be."""
         present = self.roll.present
-        ride = self._ride if call.purpose in ("round", EVALUATE) else None
-        self._ride = None if ride is not None else self._ride
+        evaluation = self._evaluation if call.purpose in ("round", EVALUATE) else None
+        self._evaluation = None if evaluation is not None else self._evaluation
         blocks = {}
         for client in present:
-            if client in messages or ride is not None:
+            if client in messages or evaluation is not None:
                 mine = messages.get(client)
-                blocks[client] = self._pack(call, client, task if mine is not None else None, mine or {}, ride)
-        self.wire_down += sum(map(len, blocks.values()))
+                blocks[client] = self._pack(call, client, task if mine is not None else None, mine or {}, evaluation)
+        self.bytes_down += sum(map(len, blocks.values()))
         for client in sorted(messages.keys() - present.keys()):
             self.roll.miss(client)
             self._report(Event(call.round, "no reply", client, "it is not there"))
@@ -242,10 +220,9 @@ class Federation(Simulation):
         replies: dict[int, Rows] = {}
         told: dict[tuple[str, str, str], dict[int, float | None]] = {}
         for client in blocks:
-            answer = answers.get(present[client])
-            expected = self._expected(task, messages[client], call) if task and client in messages else {}
+            expected = self._replies.of(task, messages[client], call) if task and client in messages else {}
             try:
-                envelope = self._open(answer, client, call, expected)
+                envelope = self._open(answers.get(present[client]), client, call, expected)
             except _Lost as lost:
                 if lost.what == "no reply":
                     self._suspects.add(client)
@@ -263,20 +240,20 @@ class Federation(Simulation):
                 self.epsilon[client] = float(spent)
             for key, value in _scores(envelope):
                 told.setdefault(key, {})[client] = value
-        if ride is not None:
-            self.scores = (ride.round, list(_collected(told)))
+        if evaluation is not None:
+            self.scores = (evaluation.round, list(_collected(told)))
         return replies
 
-    def _pack(self, call: Call, client: int, task: str | None, message: Rows, ride: _Ride | None) -> bytes:
+    def _pack(self, call: Call, client: int, task: str | None, message: Rows, evaluation: _Evaluation | None) -> bytes:
         tensors = {f"message/{name}": value for name, value in message.items()}
         base = self._accepted.get(client, "")
         keep, evaluate = [base] if base else [], None
-        if ride is not None:
-            evaluate, more = ride.of(client)
+        if evaluation is not None:
+            evaluate, more = evaluation.of(client)
             tensors |= more
             keep += [evaluate["base"]] if evaluate["base"] else []
-        if self._ride is not None and client in self._ride.bases:
-            keep.append(self._ride.bases[client])
+        if self._evaluation is not None and client in self._evaluation.bases:
+            keep.append(self._evaluation.bases[client])
         header = {
             **self._common,
             "kind": WORK,
@@ -298,7 +275,7 @@ class Federation(Simulation):
             raise _Lost("no reply", f"not within {self.terms.deadline:g} s")
         if isinstance(answer, Failure):
             raise _Lost("no reply" if answer.gone else "error", answer.reason)
-        self.wire_up += len(answer)
+        self.bytes_up += len(answer)
         try:
             envelope = unpack(answer, self.agreement.limit)
             if envelope.header.get("error"):
@@ -309,16 +286,82 @@ class Federation(Simulation):
             raise _Lost("garbage", str(reason)) from reason
         return envelope
 
-    def _expected(self, task: str, message: Rows, call: Call) -> dict[str, Shape]:
-        """Find what a reply must look like by running the task on one blank sample."""
-        key = (task, tuple((name, Shape.of(value)) for name, value in message.items()))
-        if key not in self._shapes:
-            rows = {name: value.unsqueeze(0) for name, value in message.items()}
-            state = {name: value.clone() for name, value in self._rows.items()}
-            with torch.no_grad():
-                _, reply = self._dry.run(self.tasks[task], torch.tensor([0]), state, rows, call)
-            self._shapes[key] = {name: Shape.of(value[0]) for name, value in reply.items()}
-        return self._shapes[key]
+
+@dataclass(frozen=True)
+class Federation:
+    """The server's half of a federation: a simulation whose clients are nodes.
+
+    Parameters
+    ----------
+    agreement
+        What all parties agreed on.
+    population
+        Who holds how many samples, as far as members have told; the samples themselves are blank.
+    simulation
+        The method with the server's state; the clients' states lie at the nodes.
+    remote
+        The simulation's exchange.
+    """
+
+    agreement: Agreement
+    population: Population
+    simulation: Simulation
+    remote: Remote
+
+    def learn_sizes(self) -> None:
+        """Take over the sizes of members that joined since."""
+        engine = self.simulation.engine
+        for client, sizes in self.remote.roll.sizes.items():
+            for split in engine.sizes:
+                engine.sizes[split][client] = engine.host_sizes[split][client] = sizes[split]
+
+
+def make_federation(
+    config: ExperimentConfig,
+    agreement: Agreement,
+    transport: Transport,
+    roll: RollCall,
+    header: Mapping[str, Any],
+    terms: Terms,
+    report: Listener,
+) -> Federation:
+    """Put the server's half together.
+
+    A ``ConfigError`` says that the method starts from every member's number of samples, and one is not there.
+    """
+    members = len(agreement.members)
+    sizes = {
+        split: [roll.sizes.get(client, {}).get(split, 0) for client in range(members)]
+        for split in ("train", "validation", "test")
+    }
+    population = blank_population(agreement, sizes)
+    algorithm = registry.make(config.algorithm, config.settings)
+    everyone = population.roles.trainers
+
+    def fresh(client: int) -> Tensor:
+        return fresh_row(config, agreement, client)
+
+    simulation = Simulation(algorithm, engine_of(config, population), fresh=fresh, members=everyone)
+    begin = simulation.clients.rows
+    small = blank_population(agreement, {split: [1] * members for split in sizes})
+    engine = simulation.engine
+    samples = Samples.of(small.dataset, small.shares, seed=config.seed, dtype=engine.samples.dtype)
+    blank = LoopEngine(engine.problem, samples, config.seed)
+    # Nodes make their first state themselves. They are told everybody's sizes only where it depends on them.
+    plain = Simulation(algorithm, blank, fresh=fresh, members=everyone).clients.rows
+    common = dict(header)
+    if any(not torch.equal(plain[name], rows) for name, rows in begin.items()):
+        if not all(sizes["train"]):
+            raise ConfigError(
+                f"{algorithm.title} with these settings starts from every member's number of samples, but not all "
+                "members are there: start them first"
+            )
+        common["sizes"] = sizes["train"]
+    # Of the clients' first state only shapes matter here: the state itself lies at the nodes.
+    replies = _ReplySchema(blank, simulation.tasks, take(begin, slice(0, 1)))
+    remote = Remote(agreement, transport, roll, common, terms, report, replies)
+    simulation.exchange, simulation.clients = remote, ClientStates({})
+    return Federation(agreement, population, simulation, remote)
 
 
 class _Lost(Exception):

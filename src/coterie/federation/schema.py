@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from coterie.algorithms import registry
-from coterie.algorithms.base import Ask, Cohort, Replies
-from coterie.compute.engine import Call
+from coterie.algorithms.base import Message, Replies
 from coterie.config import ExperimentConfig
 from coterie.federation.agreement import Agreement
 from coterie.federation.party_data import blank_population, engine_of, fresh_row
 from coterie.federation.wire import Rejected, Shape
 from coterie.rows import Rows
-from coterie.simulation.simulation import Simulation, play
+from coterie.simulation.exchange import Exchange, Request
+from coterie.simulation.simulation import Simulation
 
 EVALUATE = "evaluate"
 """The purpose under which models travel for evaluation alone."""
@@ -55,62 +55,52 @@ class Seen:
     same: bool
 
 
-class _Watched(Simulation):
-    """A simulation that writes down what crosses the wire."""
+class _Watched:
+    """Notes what crosses an exchange."""
 
-    seen: dict[Seen, None]
+    def __init__(self, inner: Exchange) -> None:
+        self.inner = inner
+        self.seen: dict[Seen, None] = {}  # in the order in which they were first seen
 
-    def _deliver(self, ask: Ask, cohort: Cohort, call: Call) -> Replies:
-        for rows, same in ((ask.message.shared, True), (ask.message.each, False)):
-            for name, value in rows.items():
-                self.note(call.purpose, ask.task, name, value if same else value[0], same=same)
-        replies = super()._deliver(ask, cohort, call)
+    def deliver(self, request: Request) -> Replies:
+        purpose, task = request.call.purpose, request.task
+        self.note_message(purpose, task, request.message)
+        replies = self.inner.deliver(request)
         for name, value in replies.rows.items():
-            self.note(call.purpose, ask.task, name, value[0], up=True)
+            self.note(purpose, task, name, value[0], up=True)
         return replies
+
+    def note_message(self, purpose: str, task: str, message: Message) -> None:
+        for rows, same in ((message.shared, True), (message.each, False)):
+            for name, value in rows.items():
+                self.note(purpose, task, name, value if same else value[0], same=same)
 
     def note(self, purpose: str, task: str, name: str, value: Tensor, *, up: bool = False, same: bool = False) -> None:
         self.seen.setdefault(Seen(purpose, task, up, name, Shape.of(value), same))
 
 
 def observe(config: ExperimentConfig, agreement: Agreement, rounds: int = 2) -> list[Seen]:
-    """Play a method on blank samples and note what it sends.
+    """Play a method on blank samples and give what crossed the wire, in order, each once.
 
-    Parameters
-    ----------
-    config
-        The run's configuration.
-    agreement
-        What a sample is, and how many members there are.
-    rounds
-        Rounds to play: the second may send what the first cannot.
-
-    Returns
-    -------
-    list of Seen
-        What crossed the wire, in order, each once.
+    Two rounds, because the second may send what the first cannot.
     """
     count = len(agreement.members)
     population = blank_population(agreement, {split: [2] * count for split in ("train", "validation", "test")})
-    watched = _Watched(
+    everyone = population.roles.trainers
+    simulation = Simulation(
         registry.make(config.algorithm, config.settings),
         engine_of(config, population),
         fresh=lambda client: fresh_row(config, agreement, client),
-        members=population.roles.trainers,
+        members=everyone,
     )
-    watched.seen = {}
-    everyone = population.roles.trainers
+    simulation.exchange = watched = _Watched(simulation.exchange)
+    algorithm = simulation.algorithm
     for number in range(1, rounds + 1):
-        watched.play_round(everyone, number)
-        cohort = watched.cohort(everyone, number)
-        last = play(watched.algorithm.personalise(watched.server, cohort), watched.exchange(cohort, "personalise"))
-        watched.rollback()
-        for rows, same in ((last.shared, True), (last.each, False)):
-            for name, value in rows.items():
-                watched.note(EVALUATE, LAST, name, value if same else value[0], same=same)
-        for name, value in (watched.algorithm.global_model(watched.server) or {}).items():
+        simulation.play_round(everyone, number)
+        watched.note_message(EVALUATE, LAST, simulation.last_message(everyone, number))
+        for name, value in (algorithm.global_model(simulation.server) or {}).items():
             watched.note(EVALUATE, GLOBAL, name, value, same=True)
-        for model, own in watched.algorithm.other_models(watched.server).items():
+        for model, own in algorithm.other_models(simulation.server).items():
             for name, value in own.items():
                 watched.note(EVALUATE, model, name, value[0])
     return list(watched.seen)

@@ -16,18 +16,22 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError, RunFolderError
-from coterie.evaluation import metrics as metric_table
 from coterie.federation.agreement import Agreement
 from coterie.federation.membership import RollCall
-from coterie.federation.remote_exchange import Federation, Terms
+from coterie.federation.remote_exchange import Federation, Terms, make_federation
 from coterie.federation.transport import Transport
-from coterie.results import summarise
+from coterie.rows import Rows
 from coterie.runs.builder import Assembly
-from coterie.runs.launch import Experiment, Watcher, draw_cohort, threads
-from coterie.runs.storage import EVERYONE, RunFolder, settled
+from coterie.runs.experiment import Experiment, Watcher, threads
+from coterie.runs.records import Recorder
+from coterie.runs.rounds import draw_cohort, due
+from coterie.runs.storage import Checkpoint, RunFolder, settled
 from coterie.runs.storage.events import Event, EventLog, Listener
 from coterie.simulation.scoring import Scorer
 from coterie.tracking import TrackerObserver, TrackerWarning, make_all
+
+RoundTold = Callable[[int], None]
+"""Told of each round when its records are complete: with its evaluation, which comes in with the next."""
 
 
 class Plan(BaseModel):
@@ -69,75 +73,100 @@ class Plan(BaseModel):
         return agreement.experiment(self.algorithm, self.settings, **own)
 
 
-class FederatedExperiment(Experiment):
-    """An experiment whose clients are nodes.
+class FederatedRounds:
+    """Rounds whose clients are nodes.
 
-    Parameters
-    ----------
-    config
-        The configuration.
-    folder
-        The run's folder, open for writing.
-    federation
-        The server's half.
+    The evaluation of a round comes in with the next one, and is recorded then. ``tell`` hears of a round once its
+    records are complete.
     """
 
-    simulation: Federation
+    def __init__(
+        self, config: ExperimentConfig, folder: RunFolder, parts: Assembly, federation: Federation, tell: RoundTold
+    ) -> None:
+        self.config, self.folder, self.federation, self.tell = config, folder, federation, tell
+        self.simulation, self.remote = federation.simulation, federation.remote
+        self.recorder, self.trainers = Recorder(config, folder, parts), federation.population.roles.trainers
+        privacy = federation.agreement.privacy
+        self.measured = privacy is None or privacy.tell_metrics
+        self.in_round = False
+        self._known_sizes: dict[int, dict[str, int]] = {}
 
-    def __init__(self, config: ExperimentConfig, folder: RunFolder, federation: Federation) -> None:
-        everyone = federation.population.roles.trainers
-        scorer = Scorer(federation, everyone, torch.zeros(0, dtype=torch.int64))
-        fingerprint = {"federation": federation.agreement.digest}
-        parts = Assembly(
-            population=federation.population,
-            simulation=federation,
-            scorer=scorer,
-            crossing=None,
-            fingerprint=fingerprint,
-        )
-        super().__init__(config, folder, parts)
-        self._known: dict[int, dict[str, int]] = {}
-        self._tell: Callable[[int], None] = lambda number: None
-
-    def restore(self) -> int:
-        """Go back to the newest checkpoint, and to which replies of each node count by then.
-
-        Returns
-        -------
-        int
-            The last round that is kept, 0 if there is no checkpoint.
-        """
-        kept = super().restore()
-        found = self.folder.checkpoints.latest() if kept else None
-        if found is not None:
-            self.simulation.counted = {int(client): str(token) for client, token in found.extra["counted"].items()}
-        return kept
-
-    def run(self, watch: Watcher | None = None, tell: Callable[[int], None] | None = None) -> None:
-        """Play all rounds that are left; see :meth:`Experiment.run`.
-
-        Parameters
-        ----------
-        watch
-            Told after each round.
-        tell
-            Told of each round when its records are complete: with its evaluation, which comes in with the next.
-        """
-        self._tell = tell or self._tell
+    def begin(self, completed: int) -> None:
         self._record_shares()
-        with threads(self._threads):
-            self._catch_up()
-        super().run(watch)
+        if completed and due(self.config, completed):
+            metrics = self.folder.metrics.read()
+            if not bool(((metrics["round"] == completed) & (metrics["model"] != "federation")).any()):
+                self.remote.prepare_evaluation(self.simulation, self.trainers, completed)
+        if completed == self.config.rounds:
+            self._end()
+
+    def play(self, round_number: int, close: Callable[[], None]) -> float | None:
+        config, simulation, remote, recorder = self.config, self.simulation, self.remote, self.recorder
+        began = time.perf_counter()
+        remote.roll.call(round_number)
+        self.federation.learn_sizes()
+        self._record_shares()
+        cohort = draw_cohort(config.seed, round_number, self.trainers, config.participation)
+        down, up = simulation.traffic.down, simulation.traffic.up
+        bytes_down, bytes_up = remote.bytes_down, remote.bytes_up
+        self.in_round = True
+        remote.begin_round()
+        info = simulation.play_round(cohort, round_number)
+        remote.end_round(round_number)
+        self.in_round = False
+        simulation.server = settled(simulation.server)
+        mean = self._record_evaluation()
+        if round_number > 1:
+            self.tell(round_number - 1)
+        if due(config, round_number):
+            recorder.info(round_number, info, cohort)
+        traffic = simulation.traffic
+        self.folder.metrics.append_bytes(round_number, up=traffic.up - up, down=traffic.down - down)
+        recorder.number(round_number, "wire_down", float(remote.bytes_down - bytes_down))
+        recorder.number(round_number, "wire_up", float(remote.bytes_up - bytes_up))
+        recorder.number(round_number, "wire_replies", float(remote.replied))
+        if remote.epsilon:
+            recorder.epsilon(round_number, max(remote.epsilon.values()))
+        self.folder.timings.append(round_number, training=time.perf_counter() - began)
+        # Before anything goes out that says that the round counts: nodes commit on hearing it, and never go back.
+        close()
+        if due(config, round_number):
+            remote.prepare_evaluation(simulation, self.trainers, round_number)
+        return self._end() if round_number == config.rounds else mean
+
+    def state(self) -> tuple[Rows, Rows, dict[str, Any]]:
+        more = {
+            "counted": {str(client): token for client, token in self.remote.counted.items()},
+            "sizes": {str(client): sizes for client, sizes in self.remote.roll.sizes.items()},
+        }
+        return self.simulation.server, {}, more  # the clients' states lie at the nodes
+
+    def restore(self, found: Checkpoint) -> None:
+        self.remote.counted = {int(client): str(token) for client, token in found.extra["counted"].items()}
+
+    def _end(self) -> float | None:
+        self.remote.evaluate_now()
+        mean = self._record_evaluation()
+        self.tell(self.config.rounds)
+        self.folder.flush()
+        return mean
+
+    def _record_evaluation(self) -> float | None:
+        if self.remote.scores is None:
+            return None
+        (round_number, scores), self.remote.scores = self.remote.scores, None
+        self.recorder.scores(round_number, scores)
+        return self.recorder.headline(scores)
 
     def _record_shares(self) -> None:
         """Keep what the server knows of what each member holds: sizes, and no more; of an absent one nothing."""
-        members, sizes = self.simulation.agreement.members, self.simulation.roll.sizes
-        if self.simulation.agreement.privacy is not None:  # then nodes do not tell
+        members, sizes = self.federation.agreement.members, self.remote.roll.sizes
+        if self.federation.agreement.privacy is not None:  # then nodes do not tell
             return
         known = {client: sizes.get(client, {}) for client in range(len(members))}
-        if known == self._known:
+        if known == self._known_sizes:
             return
-        self._known = known
+        self._known_sizes = known
         columns: dict[str, Any] = {
             "client": list(known),
             "role": ["honest"] * len(members),
@@ -145,78 +174,6 @@ class FederatedExperiment(Experiment):
         }
         columns |= {split: [each.get(split, 0) for each in known.values()] for split in ("train", "validation", "test")}
         self.folder.write_shares(pd.DataFrame(columns))
-
-    def _catch_up(self) -> None:
-        # The evaluation of a round comes in with the next one, so after a stop it may be missing.
-        last = self.completed
-        if last and self._due(last):
-            metrics = self.folder.metrics.read()
-            if not bool(((metrics["round"] == last) & (metrics["model"] != "federation")).any()):
-                self.simulation.prepare_evaluation(last)
-        if last == self.config.rounds:
-            self._close()
-
-    def _due(self, round_number: int) -> bool:
-        return round_number % self.config.eval_every == 0 or round_number == self.config.rounds
-
-    def _checkpoint(self) -> None:
-        federation = self.simulation
-        extra = {
-            **self.parts.fingerprint,
-            "counted": {str(client): token for client, token in federation.counted.items()},
-            "sizes": {str(client): sizes for client, sizes in federation.roll.sizes.items()},
-        }
-        self.folder.checkpoint(self.completed, federation.server, {}, extra)
-        self._checkpointed = self.completed
-
-    def _round(self, round_number: int) -> float | None:
-        federation = self.simulation
-        began = time.perf_counter()
-        federation.roll.call(round_number)
-        federation.learn_sizes()
-        self._record_shares()
-        cohort = draw_cohort(self.config.seed, round_number, self.trainers, self.config.participation)
-        down, up = federation.traffic.down, federation.traffic.up
-        wire_down, wire_up = federation.wire_down, federation.wire_up
-        self._in_round = True
-        info = federation.play_round(cohort, round_number)
-        self._in_round = False
-        federation.server = settled(federation.server)
-        mean = self._record_evaluation()
-        if round_number > 1:
-            self._tell(round_number - 1)
-        if self._due(round_number):
-            self._record_info(round_number, info, cohort)
-        traffic = federation.traffic
-        self.folder.metrics.append_bytes(round_number, up=traffic.up - up, down=traffic.down - down)
-        wire = {"down": federation.wire_down - wire_down, "up": federation.wire_up - wire_up}
-        for name, count in (wire | {"replies": federation.replied}).items():
-            self.folder.metrics.append(round_number, "federation", "server", f"wire_{name}", [float(count)], [EVERYONE])
-        if federation.epsilon:
-            self._record_epsilon(round_number, max(federation.epsilon.values()))
-        self.folder.timings.append(round_number, training=time.perf_counter() - began)
-        self.completed = round_number
-        # Before anything goes out that says that the round counts: nodes commit on hearing it, and never go back.
-        self._checkpoint()
-        if self._due(round_number):
-            federation.prepare_evaluation(round_number)
-        if round_number == self.config.rounds:
-            mean = self._close()
-        return mean
-
-    def _close(self) -> float | None:
-        self.simulation.evaluate_now()
-        mean = self._record_evaluation()
-        self._tell(self.config.rounds)
-        self.folder.flush()
-        return mean
-
-    def _record_evaluation(self) -> float | None:
-        if self.simulation.scores is None:
-            return None
-        (round_number, scores), self.simulation.scores = self.simulation.scores, None
-        self._record(round_number, scores)
-        return self._headline(scores)
 
 
 def serve(
@@ -269,34 +226,33 @@ def serve(
         for client, sizes in (before.extra["sizes"] if before is not None else {}).items():
             roll.sizes.setdefault(int(client), sizes)  # of members that are not there now
         terms = Terms(plan.deadline, plan.minimum)
-        federation = Federation(config, agreement, transport, roll, header, terms, report)
-        playing = FederatedExperiment(config, folder, federation)
-        kept = playing.restore()
-        report(Event(kept, "began" if is_new else "resumed", None, f"run {run}"))
-        primary = playing.scorer.primary
-        stack.enter_context(_as_events(playing, report))
-        # The last round's evaluation was still to come when it was stopped.
-        after, honest = max(kept - 1, 0), federation.population.roles.honest
-        observer = stack.enter_context(TrackerObserver(trackers, folder, after, honest, primary, stored=kept))
-        playing.run(watch, observer.round)
-        summary = summarise(
-            folder.metrics.read(),
-            algorithm=federation.algorithm.name,
-            seed=config.seed,
-            rounds=playing.completed,
-            seconds=folder.timings.total(),
-            metric=primary,
-            higher_is_better=metric_table.get(primary).higher_is_better,
-            privacy=config.privacy,
-            measured=agreement.privacy is None or agreement.privacy.tell_metrics,
+        federation = make_federation(config, agreement, transport, roll, header, terms, report)
+        population, simulation = federation.population, federation.simulation
+        parts = Assembly(
+            population=population,
+            simulation=simulation,
+            scorer=Scorer(simulation, population.roles.trainers, torch.zeros(0, dtype=torch.int64)),
+            matrix_scorer=None,
+            fingerprint={"federation": agreement.digest},
         )
-        folder.finish(summary)
-        observer.end(summary)
+        rounds = FederatedRounds(config, folder, parts, federation, lambda number: None)
+        experiment = Experiment(config, folder, parts, rounds)
+        kept = experiment.restore()
+        report(Event(kept, "began" if is_new else "resumed", None, f"run {run}"))
+        stack.enter_context(_as_events(experiment, report))
+        # The last round's evaluation was still to come when it was stopped.
+        after, primary = max(kept - 1, 0), parts.scorer.primary
+        observer = stack.enter_context(
+            TrackerObserver(trackers, folder, after, population.roles.honest, primary, stored=kept)
+        )
+        rounds.tell = observer.round
+        experiment.run(watch)
+        experiment.finish(observer.end)
     return folder.path
 
 
 @contextlib.contextmanager
-def _as_events(playing: FederatedExperiment, report: Listener) -> Iterator[None]:
+def _as_events(experiment: Experiment, report: Listener) -> Iterator[None]:
     """Make an event of a tracker that fails: a server's warnings are seen by nobody."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", TrackerWarning)
@@ -304,7 +260,7 @@ def _as_events(playing: FederatedExperiment, report: Listener) -> Iterator[None]
 
         def told(message: Warning | str, category: type[Warning], *more: Any, **options: Any) -> None:
             if issubclass(category, TrackerWarning):
-                report(Event(playing.completed, "tracker failed", None, str(message)))
+                report(Event(experiment.completed, "tracker failed", None, str(message)))
             else:
                 show(message, category, *more, **options)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from coterie.algorithms import registry
 from coterie.config import from_mapping
 from coterie.errors import RunFolderError
-from coterie.evaluation import metrics as metric_table
 from coterie.results.result import Result
 from coterie.runs.population import roles
-from coterie.runs.summary import summarise
+from coterie.runs.summary import summary_of
 
 
 def so_far(result: Result) -> dict[str, Any]:
@@ -36,14 +34,11 @@ def so_far(result: Result) -> dict[str, Any]:
     if measured.empty:
         raise RunFolderError(f"the run in {result.path} has recorded nothing yet: `coterie resume {result.path}`")
     metric = config.metrics[0] if config.metrics else str(measured.iloc[0])
-    return summarise(
+    return summary_of(
+        config,
         metrics,
-        algorithm=registry.get(config.algorithm).name,
-        seed=config.seed,
+        metric=metric,
         rounds=int(metrics["round"].max()),
         seconds=float(result.timings.drop(columns="round").to_numpy().sum()),
-        metric=metric,
-        higher_is_better=metric_table.get(metric).higher_is_better,
         clients=roles(config).honest,
-        privacy=config.privacy,
     )

@@ -1,4 +1,4 @@
-"""What an experiment writes down of a round."""
+"""What an experiment records of a round."""
 
 from __future__ import annotations
 
@@ -17,28 +17,19 @@ from coterie.simulation.accuracy_matrix import Matrix
 from coterie.simulation.scoring import Score
 
 
-class Recording:
-    """Writes what was measured into a run's folder.
-
-    Parameters
-    ----------
-    config
-        The configuration.
-    folder
-        The run's folder, open for writing.
-    parts
-        What is computed with.
-    """
+class Recorder:
+    """Writes what was measured in a round into the run's folder."""
 
     def __init__(self, config: ExperimentConfig, folder: RunFolder, parts: Assembly) -> None:
-        self.config, self.folder, self.parts = config, folder, parts
-        self.simulation, self.scorer, self.engine = parts.simulation, parts.scorer, parts.engine
-        self._honest = torch.tensor(parts.population.roles.honest, device=self.engine.device)
+        self.folder = folder
+        self._config, self._title = config, parts.simulation.algorithm.title
+        self._sizes, self._primary = parts.engine.sizes, parts.scorer.primary
+        self._honest = torch.tensor(parts.population.roles.honest, device=parts.engine.device)
 
-    def _record(self, round_number: int, scores: list[Score]) -> None:
+    def scores(self, round_number: int, scores: list[Score]) -> None:
         for score in scores:
             # A metric that a client does not have (no samples, one class) is left out; a loss that is NaN is not.
-            has = self.engine.sizes[score.split][score.clients] > 0
+            has = self._sizes[score.split][score.clients] > 0
             keep = has if score.metric == "loss" else has & ~score.values.isnan()
             self.folder.metrics.append(
                 round_number,
@@ -49,11 +40,16 @@ class Recording:
                 score.clients[keep].cpu().numpy(),
             )
 
-    def _record_epsilon(self, round_number: int, epsilon: float) -> None:
-        if math.isfinite(epsilon):  # without noise there is no bound
-            self.folder.metrics.append(round_number, "federation", "server", "epsilon", [epsilon], [EVERYONE])
+    def number(self, round_number: int, name: str, value: float) -> None:
+        """Record a number of the whole federation."""
+        self.folder.metrics.append(round_number, "federation", "server", name, [value], [EVERYONE])
 
-    def _record_info(self, round_number: int, info: Info, cohort: Tensor) -> None:
+    def epsilon(self, round_number: int, epsilon: float) -> None:
+        if math.isfinite(epsilon):  # without noise there is no bound
+            self.number(round_number, "epsilon", epsilon)
+
+    def info(self, round_number: int, info: Info, cohort: Tensor) -> None:
+        """Record what a method reports of a round: one number, one for each client of the cohort, or weights."""
         for name, value in info.items():
             if isinstance(value, Weights):
                 self.folder.weights.append(
@@ -63,7 +59,7 @@ class Recording:
             each = value.dim() == 1 and len(value) == len(cohort)
             if not each and value.numel() != 1:
                 raise AlgorithmError(
-                    f"{self.simulation.algorithm.title} reports {name!r} of shape {tuple(value.shape)}: it must be one "
+                    f"{self._title} reports {name!r} of shape {tuple(value.shape)}: it must be one "
                     f"number, or one for each of the {len(cohort)} clients of the round"
                 )
             self.folder.metrics.append(
@@ -75,10 +71,11 @@ class Recording:
                 cohort.tolist() if each else [EVERYONE],
             )
 
-    def _record_matrix(self, round_number: int, found: Matrix) -> None:
+    def matrix(self, round_number: int, found: Matrix) -> None:
+        """Record an accuracy matrix, and what is read from it."""
         clients, metrics = found.clients.cpu().numpy(), self.folder.metrics
         self.folder.matrix.append(round_number, found.values.cpu().numpy(), clients)
-        readings = read(found.values, self.config.seed, self.config.s_acc, found.global_values)
+        readings = read(found.values, self._config.seed, self._config.s_acc, found.global_values)
         of_clients = {"l_acc": readings.local, "g_acc": readings.everyone}
         of_clients |= {f"s_acc {fraction}": spread for fraction, spread in readings.synthetic.items()}
         for name, spread in of_clients.items():
@@ -88,9 +85,10 @@ class Recording:
             metrics.append(round_number, "global", "cross", found.metric, values, clients)
         metrics.append(round_number, "federation", "cross", "samples", [found.samples], [EVERYONE])
 
-    def _headline(self, scores: list[Score]) -> float | None:
+    def headline(self, scores: list[Score]) -> float | None:
+        """Give the mean of the primary metric over honest clients: of personal models, or else of the global one."""
         for model in ("personal", "global"):
             for score in scores:
-                if (score.model, score.split, score.metric) == (model, "test", self.scorer.primary):
+                if (score.model, score.split, score.metric) == (model, "test", self._primary):
                     return float(score.values[torch.isin(score.clients, self._honest)].nanmean())
         return None

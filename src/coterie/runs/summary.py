@@ -35,8 +35,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from coterie.algorithms import registry
+from coterie.config import ExperimentConfig
 from coterie.errors import RunFolderError
 from coterie.evaluation import best_round, fairness
+from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.metrics import usual
 from coterie.simulation.privacy import parse as parse_privacy
 
@@ -117,6 +120,31 @@ def summarise(
         "bytes": {way: int(wire.get(f"bytes_{way}", 0)) for way in ("up", "down")},
         **({} if privacy is None else {"privacy": _of_privacy(metrics, privacy)}),
     }
+
+
+def summary_of(
+    config: ExperimentConfig,
+    metrics: pd.DataFrame,
+    *,
+    metric: str,
+    rounds: int,
+    seconds: float,
+    clients: Collection[int],
+    measured: bool = True,
+) -> dict[str, Any]:
+    """Sum a run up, finished or not, from its configuration and what it has recorded."""
+    return summarise(
+        metrics,
+        algorithm=registry.get(config.algorithm).name,
+        seed=config.seed,
+        rounds=rounds,
+        seconds=seconds,
+        metric=metric,
+        higher_is_better=metric_table.get(metric).higher_is_better,
+        clients=clients,
+        privacy=config.privacy,
+        measured=measured,
+    )
 
 
 def _of_privacy(metrics: pd.DataFrame, text: str) -> dict[str, float | None]:

@@ -138,10 +138,11 @@ class AccuracyMatrixScorer:
             The matrix.
         """
         simulation, algorithm = self.simulation, self.simulation.algorithm
+        processes = simulation.processes
         personal = simulation.personal(self.trainers, round_number)
-        personal = take(personal, torch.isin(simulation.mine(self.trainers), self.clients))
-        found = simulation.apart(lambda: self._columns(personal))
-        values = simulation.everyones(found, self.clients).T.contiguous()
+        personal = take(personal, torch.isin(processes.mine(self.trainers), self.clients))
+        found = processes.together(lambda: self._columns(personal))
+        values = processes.gathered(found, self.clients).T.contiguous()
         shared, on_shared = algorithm.global_model(simulation.server), None
         if shared is not None:
             one = {name: value.unsqueeze(0) for name, value in shared.items()}
@@ -151,6 +152,6 @@ class AccuracyMatrixScorer:
     def _columns(self, personal: Rows) -> Tensor:
         """Measure some models; a column for each."""
         simulation = self.simulation
-        if not len(simulation.mine(self.clients)):
+        if not len(simulation.processes.mine(self.clients)):
             return torch.empty(len(self.clients), 0, dtype=torch.float64, device=simulation.engine.device)
         return cross(simulation.engine, simulation.algorithm.predict, personal, self._index, self.metric).T

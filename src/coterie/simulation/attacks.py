@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import zlib
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, overload
 
@@ -28,11 +29,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from coterie.compute.engine import Call
 from coterie.errors import ConfigError, UnknownName
 from coterie.randomness import fold_in, keys, normal, stream, uniform
 from coterie.rows import Rows, put_rows
 
 _BLOCK_ELEMENTS = 2**22
+_PURPOSES = ("round", "personalise", "adapt", "adapt personalise")
 
 
 class Attack(BaseModel):
@@ -98,11 +101,11 @@ class MessageAttack(Attack):
         for name, value in rows.items():
             if value.is_floating_point():
                 there = place.to(value.device)
-                out[name] = put_rows(value, there, self._corrupt(value[there], name, key.to(value.device)))
+                out[name] = put_rows(value, there, self.corrupt(value[there], name, key.to(value.device)))
         return out
 
     @abstractmethod
-    def _corrupt(self, values: Tensor, name: str, key: Tensor) -> Tensor: ...
+    def corrupt(self, values: Tensor, name: str, key: Tensor) -> Tensor: ...
 
     def _draw(self, values: Tensor, key: Tensor) -> Tensor:
         """One number for each client, the same for all tensors of its reply, shaped to broadcast over this one."""
@@ -125,7 +128,7 @@ class SameValue(MessageAttack):
     summary: ClassVar[str] = "every entry of the reply is p, p ~ N(0, variance)"
     code_std: ClassVar[float] = 0.01
 
-    def _corrupt(self, values: Tensor, name: str, key: Tensor) -> Tensor:
+    def corrupt(self, values: Tensor, name: str, key: Tensor) -> Tensor:
         return self._draw(values, key).expand_as(values)
 
 
@@ -144,7 +147,7 @@ class SignFlip(MessageAttack):
     summary: ClassVar[str] = "the reply u becomes -|p| u, p ~ N(0, variance)"
     code_std: ClassVar[float] = 1.0
 
-    def _corrupt(self, values: Tensor, name: str, key: Tensor) -> Tensor:
+    def corrupt(self, values: Tensor, name: str, key: Tensor) -> Tensor:
         return -self._draw(values, key).abs() * values
 
 
@@ -163,7 +166,7 @@ class Gaussian(MessageAttack):
     summary: ClassVar[str] = "every entry of the reply is drawn from N(0, variance)"
     code_std: ClassVar[float] = 1.0
 
-    def _corrupt(self, values: Tensor, name: str, key: Tensor) -> Tensor:
+    def corrupt(self, values: Tensor, name: str, key: Tensor) -> Tensor:
         count = values[0].numel()
         own = fold_in(key, zlib.crc32(name.encode()))
         # The generator works in float64 with several temporaries: a few clients at a time keep them small.
@@ -390,3 +393,33 @@ def choose_attackers(clients: int, fraction: float, seed: int) -> tuple[int, ...
         )
     drawn = stream(seed, "attackers").permutation(clients)[:count]
     return tuple(sorted(int(client) for client in drawn))
+
+
+def alteration(attack: Attack, attackers: Tensor, seed: int) -> Callable[[Rows, Tensor, Call], Rows] | None:
+    """Give what attackers do to the replies of an exchange.
+
+    Parameters
+    ----------
+    attack
+        The attack.
+    attackers
+        Their numbers.
+    seed
+        The experiment's seed.
+
+    Returns
+    -------
+    callable or None
+        From replies, the clients they come from, and when and why they were sent, to what the server gets; ``None`` if
+        they do nothing to replies.
+    """
+    if not isinstance(attack, MessageAttack) or not len(attackers):
+        return None
+
+    def alter(rows: Rows, clients: Tensor, call: Call) -> Rows:
+        # An attacker draws anew for every exchange, those of an evaluation included.
+        exchange = len(_PURPOSES) * call.exchange + _PURPOSES.index(call.purpose)
+        hostile = torch.isin(clients, attackers)
+        return attack.apply(rows, clients, hostile, seed=seed, round_number=call.round, exchange=exchange)
+
+    return alter

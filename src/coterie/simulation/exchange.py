@@ -1,48 +1,159 @@
-"""The seam between the two halves: who drives the server's, and what is counted and refused on the way."""
+"""The exchange: how what the server's half asks for reaches clients and becomes replies.
+
+An exchange is an object with one method, ``deliver(request) -> replies``. At its bottom stands where the clients are:
+
+- :class:`Local` runs the client's half in this process;
+- :class:`~coterie.simulation.sharded.Sharded` shares the clients out over several processes, each with a local one;
+- :class:`~coterie.federation.remote_exchange.Remote` sends messages to nodes on other machines.
+
+Whatever acts on messages stands around another exchange, for every method and wherever the clients are:
+:class:`Lossy` loses replies, :class:`Protected` clips them and adds noise, :class:`Attacked` alters those of attackers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import Ask, Replies, State
-from coterie.compute.engine import Call
-from coterie.errors import Diverged
+from coterie.algorithms.base import Ask, Cohort, Message, Replies, State, Task
+from coterie.compute.engine import Call, Engine
+from coterie.errors import AlgorithmError, Diverged
 from coterie.rows import ClientMatrix, Rows
+from coterie.rows.placement import Placement
+from coterie.simulation.client_states import ClientStates
+from coterie.simulation.privacy import Protection
 
 Result = TypeVar("Result")
-Exchange = Callable[[Ask], Replies]
-Transform = Callable[[Rows, Tensor, Call], Rows]
-"""From replies, the clients they come from, and when and why they were sent, to what the server gets: attacks."""
+Alteration = Callable[[Rows, Tensor, Call], Rows]
+"""From replies, the clients they come from, and when and why they were sent, to what the server gets."""
 
 
 class NoReplies(Exception):
-    """Nobody answered an ask: the round is void."""
+    """Nobody answered a request: the round is void."""
 
 
-def play(script: Generator[Ask, Replies, Result], exchange: Exchange) -> Result:
-    """Drive the server's half of a round to its end.
+@dataclass(frozen=True)
+class Request:
+    """An ask on its way to its clients.
 
     Parameters
     ----------
-    script
-        A generator of asks.
-    exchange
-        Delivers an ask and gives the replies.
-
-    Returns
-    -------
-    Result
-        What the generator returns.
+    task
+        The name of the task to run.
+    clients
+        Who is asked, in increasing order.
+    message
+        What they are sent.
+    call
+        When and why.
     """
+
+    task: str
+    clients: Tensor
+    message: Message
+    call: Call
+
+    @classmethod
+    def of(cls, ask: Ask, cohort: Cohort, call: Call, tasks: Mapping[str, Task]) -> Request:
+        """Address an ask; one that a method may not make is an ``AlgorithmError``."""
+        clients = cohort.clients if ask.clients is None else ask.clients
+        if ask.task not in tasks:
+            raise AlgorithmError(f"the method asked for the task {ask.task!r}, but has {', '.join(tasks)}")
+        for name, value in ask.message.each.items():
+            if len(value) != len(clients):
+                raise AlgorithmError(f"the message {name!r} has {len(value)} rows for {len(clients)} clients")
+        return cls(ask.task, clients, ask.message, call)
+
+    @property
+    def rows(self) -> Rows:
+        """The message with a row for each client; what is shared is repeated without a copy."""
+        return self.message.rows(len(self.clients))
+
+    def only(self, places: Tensor) -> Request:
+        """Give the same request to some of its clients, by their places or a mask."""
+        each = {name: value[places] for name, value in self.message.each.items()}
+        return Request(self.task, self.clients[places], Message(self.message.shared, each), self.call)
+
+
+class Exchange(Protocol):
+    """Delivers requests."""
+
+    def deliver(self, request: Request) -> Replies:
+        """Bring a request to its clients, and back what they reply.
+
+        Raises :class:`NoReplies` where nobody does. Fewer than were asked may reply, in increasing order.
+        """
+        ...
+
+
+class Local:
+    """Runs the client's half in this process, and keeps what it changes in the clients' states."""
+
+    def __init__(self, engine: Engine, tasks: Mapping[str, Task], clients: ClientStates, placement: Placement) -> None:
+        self.engine, self.tasks, self.clients, self.placement = engine, tasks, clients, placement
+
+    def deliver(self, request: Request) -> Replies:
+        clients, call = request.clients, request.call
+        state = self.clients.gather(clients)
+        if call.purpose == "round":
+            self.placement.prefetch(in_round=True)  # the next cohort's rows come while this one computes
+        with torch.no_grad():
+            changes, reply = self.engine.run(self.tasks[request.task], clients, state, request.rows, call)
+        refuse_infinite(clients, changes | {f"reply {name}": value for name, value in reply.items()}, call)
+        self.clients.scatter(clients, changes)
+        return Replies(clients, reply)
+
+
+class Lossy:
+    """Loses some of the clients on the way: ``lost`` says which."""
+
+    def __init__(self, inner: Exchange, lost: Callable[[Tensor, Call], Tensor]) -> None:
+        self.inner, self.lost = inner, lost
+
+    def deliver(self, request: Request) -> Replies:
+        lost = self.lost(request.clients, request.call)
+        if bool(lost.all()):
+            raise NoReplies
+        return self.inner.deliver(request.only(~lost) if bool(lost.any()) else request)
+
+
+class Protected:
+    """Clips replies and adds noise to them before the server sees them."""
+
+    def __init__(self, inner: Exchange, tasks: Mapping[str, Task], protection: Protection) -> None:
+        self.inner, self.tasks, self.protection = inner, tasks, protection
+
+    def deliver(self, request: Request) -> Replies:
+        replies = self.inner.deliver(request)
+        if len(replies.clients) < len(request.clients):
+            request = request.only(torch.isin(request.clients, replies.clients))
+        call = request.call
+        when = (f"{call.purpose} {call.exchange}", call.round)
+        references = self.tasks[request.task].references
+        return Replies(replies.clients, self.protection(replies.rows, request.rows, references, replies.clients, when))
+
+
+class Attacked:
+    """Lets attackers alter what they reply."""
+
+    def __init__(self, inner: Exchange, alter: Alteration) -> None:
+        self.inner, self.alter = inner, alter
+
+    def deliver(self, request: Request) -> Replies:
+        replies = self.inner.deliver(request)
+        return Replies(replies.clients, self.alter(replies.rows, replies.clients, request.call))
+
+
+def play(script: Generator[Ask, Replies, Result], deliver: Callable[[Ask], Replies]) -> Result:
+    """Drive a generator of asks to its end, and give what it returns."""
     try:
         ask = next(script)
         while True:
-            ask = script.send(exchange(ask))
+            ask = script.send(deliver(ask))
     except StopIteration as end:
         result: Result = end.value
         return result
@@ -50,37 +161,16 @@ def play(script: Generator[Ask, Replies, Result], exchange: Exchange) -> Result:
 
 @dataclass
 class Traffic:
-    """Bytes that crossed the wire.
-
-    Parameters
-    ----------
-    down
-        From the server to clients.
-    up
-        From clients to the server.
-    """
+    """Bytes that crossed the wire: ``down`` to the clients, ``up`` to the server."""
 
     down: int = 0
     up: int = 0
 
 
 def refuse_infinite_server(server: State, round_number: int) -> None:
-    """See that the server's state is finite.
-
-    Parameters
-    ----------
-    server
-        The state.
-    round_number
-        The round that made it.
-
-    Raises
-    ------
-    Diverged
-        If it is not.
-    """
+    """Raise :class:`~coterie.errors.Diverged` if a round made a number in the server's state that is not finite."""
     for tensor in server.values():
-        # Of a matrix that is kept, what is not in the patch was looked at when it was.
+        # Of a client matrix, what is not in the patch was looked at when it was.
         value = tensor.patch if isinstance(tensor, ClientMatrix) else tensor
         if value is None:
             continue
@@ -89,24 +179,10 @@ def refuse_infinite_server(server: State, round_number: int) -> None:
 
 
 def refuse_infinite(clients: Tensor, rows: Rows, call: Call) -> None:
-    """See that what clients computed is finite.
-
-    Parameters
-    ----------
-    clients
-        The clients.
-    rows
-        What they computed, a row each.
-    call
-        When and why.
-
-    Raises
-    ------
-    Diverged
-        If a number is not.
-    """
-    different = {id(value): value for value in rows.values() if value.is_floating_point() and value.numel()}
-    flat = [value.reshape(len(value), -1) for value in different.values()]
+    """Raise :class:`~coterie.errors.Diverged` with the clients that computed a number that is not finite."""
+    # A model that a client keeps and sends is one tensor under two names: it is summed once.
+    distinct = {id(value): value for value in rows.values() if value.is_floating_point() and value.numel()}
+    flat = [value.reshape(len(value), -1) for value in distinct.values()]
     if not flat:
         return
     # A sum is finite only if all its terms are, but for overflow, which the exact test then clears. In the rows' own

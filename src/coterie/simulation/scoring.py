@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -41,14 +42,30 @@ class Score:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What the models should give for some clients' samples: the same in every round, so made once."""
+class _Targets:
+    """What models should give for the samples of a group of clients: the same in every round, so collected once."""
 
-    splits: tuple[Split, ...]  # of which any client has samples
+    splits: tuple[Split, ...]  # of which any client of the group has samples
     here: tuple[Split, ...]  # of which a client has some that is computed in this process
     clients: Tensor  # those that are computed in this process
-    targets: Tensor  # of all their samples, split after split and client after client
+    values: Tensor  # of all their samples, split after split and client after client
     offsets: Tensor  # where each client's samples of each split begin, and the last one's end
+
+
+class _Group:
+    """Clients that are evaluated together."""
+
+    def __init__(self, simulation: Simulation, clients: Tensor, splits: tuple[Split, ...]) -> None:
+        self.clients, self._simulation, self._splits = clients, simulation, splits
+
+    @cached_property
+    def targets(self) -> _Targets:
+        engine, mine = self._simulation.engine, self._simulation.processes.mine(self.clients)
+        splits = tuple(split for split in self._splits if bool(engine.sizes[split][self.clients].any()))
+        here = tuple(split for split in splits if bool(engine.sizes[split][mine].any()))
+        index = torch.cat([engine.samples.flat_index(mine, split) for split in here] or [mine.new_zeros(0)])
+        ends = torch.cat([engine.sizes[split][mine] for split in here] or [mine.new_zeros(0)]).cumsum(0)
+        return _Targets(splits, here, mine, engine.samples.y[index], torch.cat([ends.new_zeros(1), ends]))
 
 
 class Scorer:
@@ -76,69 +93,69 @@ class Scorer:
         splits: tuple[Split, ...] = ("validation", "test"),
         adapt_rounds: int = 1,
     ) -> None:
-        self.simulation, self.clients, self.newcomers = simulation, clients, newcomers
-        self.splits, self.adapt_rounds = splits, adapt_rounds
+        self.simulation, self.clients, self.adapt_rounds = simulation, clients, adapt_rounds
+        self.splits = splits
         self.primary = simulation.engine.problem.metrics[0]
-        self._everyone = torch.cat([clients, newcomers]).sort().values if len(newcomers) else clients
-        self._blocks = simulation.blocks(clients)
-        self._known: dict[int, _Wanted] = {}
+        self._blocks = [_Group(simulation, block, splits) for block in simulation.blocks(clients)]
+        self._newcomers = _Group(simulation, newcomers, splits)
+        everyone = torch.cat([clients, newcomers]).sort().values if len(newcomers) else clients
+        together = len(self._blocks) == 1 and not len(newcomers)
+        self._everyone = self._blocks[0] if together else _Group(simulation, everyone, splits)
 
     def scores(self, round_number: int) -> list[Score]:
-        """Evaluate every model on every client's own samples.
-
-        Parameters
-        ----------
-        round_number
-            The round that was played last.
-
-        Returns
-        -------
-        list of Score
-            All scores.
-        """
+        """Evaluate every model on every client's own samples, after the round that was played last."""
         simulation, algorithm = self.simulation, self.simulation.algorithm
+        blocks = [group.clients for group in self._blocks]
         scores: list[Score] = []
         if algorithm.has_personal:
-            made = simulation.personal_blocks(self._blocks, round_number)
-            scores += self._joined([self._of("personal", rows, block) for block, rows in made])
+            made = zip(self._blocks, simulation.personal_blocks(blocks, round_number), strict=True)
+            scores += self._joined([self._score("personal", rows, group) for group, (_, rows) in made])
         shared = algorithm.global_model(simulation.server)
         if shared is not None:
-            scores += self._of("global", shared, self._everyone, shared=True)
+            scores += self._score("global", shared, self._everyone, shared=True)
         for name, rows in algorithm.other_models(simulation.server).items():
-            some = ({key: simulation.my_rows(value, block) for key, value in rows.items()} for block in self._blocks)
-            scores += self._joined([self._of(name, one, block) for one, block in zip(some, self._blocks, strict=True)])
+            mine = simulation.processes.rows_of_mine
+            some = ({key: mine(value, group.clients) for key, value in rows.items()} for group in self._blocks)
+            scores += self._joined([self._score(name, *both) for both in zip(some, self._blocks, strict=True)])
         if algorithm.has_hybrid and algorithm.has_personal and shared is not None:
             scores += self._hybrid(scores)
-        if len(self.newcomers) and algorithm.has_personal:
-            adapted = simulation.adapt(self.newcomers, round_number, self.adapt_rounds)
-            scores += self._of("newcomer", adapted, self.newcomers)
+        if len(self._newcomers.clients) and algorithm.has_personal:
+            adapted = simulation.adapt(self._newcomers.clients, round_number, self.adapt_rounds)
+            scores += self._score("newcomer", adapted, self._newcomers)
         return scores
 
-    def _of(self, model: str, rows: Rows, clients: Tensor, shared: bool = False) -> list[Score]:
-        simulation = self.simulation
-        names = ("loss", *simulation.engine.problem.metrics)
-        wanted = self._wanted(clients)
-        if not wanted.splits:
-            return []
-        found = simulation.apart(partial(self._values, rows, wanted, shared))
-        values = iter(simulation.everyones(found, clients))
-        return [Score(model, split, name, next(values), clients) for split in wanted.splits for name in names]
+    def score(self, models: Mapping[str, Rows], shared: Collection[str]) -> list[Score]:
+        """Evaluate given models on the clients' own samples; those named ``shared`` are one model for all clients."""
+        group = _Group(self.simulation, self.clients, self.splits)
+        scores = [each for name, rows in models.items() for each in self._score(name, rows, group, name in shared)]
+        if self.simulation.algorithm.has_hybrid and {"personal", "global"} <= models.keys():
+            scores += self._hybrid(scores)
+        return scores
 
-    def _values(self, rows: Rows, wanted: _Wanted, shared: bool) -> Tensor:
+    def _score(self, model: str, rows: Rows, group: _Group, shared: bool = False) -> list[Score]:
+        processes, targets = self.simulation.processes, group.targets
+        if not targets.splits:
+            return []
+        names = ("loss", *self.simulation.engine.problem.metrics)
+        found = processes.together(partial(self._values, rows, targets, shared))
+        values = iter(processes.gathered(found, group.clients))
+        return [Score(model, split, name, next(values), group.clients) for split in targets.splits for name in names]
+
+    def _values(self, rows: Rows, targets: _Targets, shared: bool) -> Tensor:
         """Give the loss and every metric of each split ``[values, clients]`` for the clients of this process."""
         engine = self.simulation.engine
         metrics, predict = engine.problem.metrics, self.simulation.algorithm.predict
-        shape = (len(wanted.splits), 1 + len(metrics), len(wanted.clients))
+        shape = (len(targets.splits), 1 + len(metrics), len(targets.clients))
         out = torch.full(shape, torch.nan, dtype=torch.float64, device=engine.device)
-        if wanted.here:
+        if targets.here:
             # All splits at once, as if a client's samples of one were another client's.
-            outputs = torch.cat(engine.predict_all(predict, rows, wanted.clients, wanted.here, shared))
-            losses = engine.problem.loss(outputs, wanted.targets).double()
-            values = [metric_table.segment_mean(losses, wanted.offsets)]
+            outputs = torch.cat(engine.predict_all(predict, rows, targets.clients, targets.here, shared))
+            losses = engine.problem.loss(outputs, targets.values).double()
+            values = [metric_table.segment_mean(losses, targets.offsets)]
             values += [
-                metric_table.per_client(name, outputs, wanted.targets, wanted.offsets).double() for name in metrics
+                metric_table.per_client(name, outputs, targets.values, targets.offsets).double() for name in metrics
             ]
-            which = [wanted.splits.index(split) for split in wanted.here]
+            which = [targets.splits.index(split) for split in targets.here]
             out[which] = torch.stack(values).unflatten(1, (len(which), -1)).transpose(0, 1)
         return out.flatten(0, 1)
 
@@ -150,32 +167,10 @@ class Scorer:
         names = {name: None for part in found for name in part}
         out = []
         for name in names:
-            missing = (torch.full_like(block, torch.nan, dtype=torch.float64) for block in self._blocks)
+            missing = (torch.full_like(group.clients, torch.nan, dtype=torch.float64) for group in self._blocks)
             values = [part[name].values if name in part else none for part, none in zip(found, missing, strict=True)]
             out.append(Score(*name, torch.cat(values), self.clients))
         return out
-
-    def _wanted(self, clients: Tensor) -> _Wanted:
-        """Give what is wanted of some clients' samples; for all of a block made once."""
-        kinds = (*self._blocks, self._everyone, self.newcomers)
-        key = next((number for number, kind in enumerate(kinds) if kind is clients), None)
-        if key is not None and key in self._known:
-            return self._known[key]
-        engine, mine = self.simulation.engine, self.simulation.mine(clients)
-        splits = tuple(split for split in self.splits if bool(engine.sizes[split][clients].any()))
-        here = tuple(split for split in splits if bool(engine.sizes[split][mine].any()))
-        index = [engine.samples.flat_index(mine, split) for split in here]
-        ends = torch.cat([engine.sizes[split][mine] for split in here] or [mine.new_zeros(0)]).cumsum(0)
-        found = _Wanted(
-            splits,
-            here,
-            mine,
-            engine.samples.y[torch.cat(index or [mine.new_zeros(0)])],
-            torch.cat([ends.new_zeros(1), ends]),
-        )
-        if key is not None:
-            self._known[key] = found
-        return found
 
     def _hybrid(self, scores: list[Score]) -> list[Score]:
         trained = {(score.model, score.split, score.metric): self._of_trainers(score) for score in scores}

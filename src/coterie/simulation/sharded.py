@@ -1,4 +1,4 @@
-"""A simulation over several processes, each with some of the clients, on a device of its own.
+"""A run over several processes (ranks), each with some of the clients, on a device of its own.
 
 The server's half runs on every rank, with the same numbers. An exchange is the seam: each rank computes the asked
 clients that it owns, and all ranks get all replies. The rows of all clients, the server's and the clients' own, lie
@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import Algorithm, Ask, Cohort, Replies, State
-from coterie.compute.engine import Call, Engine, pick
+from coterie.algorithms.base import Replies, State
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.engine import Engine, pick
+from coterie.errors import ConfigError
 from coterie.rows import ClientMatrix, RowIndex, Rows
 from coterie.rows.distributed import Ranks, checksum, number_of
 from coterie.rows.distributed.backends import ShardedPlacement
-from coterie.rows.placement import Keep
-from coterie.simulation.exchange import NoReplies
-from coterie.simulation.simulation import Simulation
+from coterie.rows.placement import Keep, Placement
+from coterie.simulation.exchange import Exchange, NoReplies, Request
+from coterie.simulation.processes import OneProcess
 
 Result = TypeVar("Result")
 
@@ -32,106 +34,142 @@ _DIFFER = (
 )
 
 
-class ShardedSimulation(Simulation):
-    """An algorithm whose clients are spread over ranks.
+class Sharded:
+    """Lets each rank answer for its own clients, and gives all ranks all replies."""
 
-    Parameters
-    ----------
-    algorithm
-        The method.
-    engine
-        Runs the client's half for this rank's clients.
-    ranks
-        The ranks.
-    **options
-        What else a :class:`Simulation` takes, the same on all ranks.
-    """
+    def __init__(self, inner: Exchange, ranks: Ranks) -> None:
+        self.inner, self.ranks = inner, ranks
 
-    placement: ShardedPlacement
+    def deliver(self, request: Request) -> Replies:
+        ranks, clients = self.ranks, request.clients
+        ranks.agree(_DIFFER, [number_of(request.task), checksum(clients)])
+        places = ranks.owns(clients).nonzero().squeeze(1)
 
-    def __init__(self, algorithm: Algorithm, engine: Engine, ranks: Ranks, **options: Any) -> None:
-        self.ranks = ranks
-        ranks.device = engine.device
-        super().__init__(algorithm, engine, **options)
+        def work() -> Rows:
+            return self.inner.deliver(request.only(places)).rows if len(places) else {}
 
-    def _placement(self, keep: Keep, device: torch.device, scratch: str | os.PathLike[str] | None) -> ShardedPlacement:
+        own = ranks.together(work, stoppable=request.call.purpose == "round")
+        return Replies(clients, ranks.collect_rows(own, ranks.owner(clients.cpu())))
+
+
+class ShardedProcesses(OneProcess):
+    """The processes of a sharded run, seen from one of them."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks, self.count, self.leads = ranks, ranks.count, ranks.leads
+
+    def mine(self, clients: Tensor) -> Tensor:
+        return clients[self.ranks.owns(clients)]
+
+    def own_part(self, clients: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
+        places = self.ranks.owns(clients).nonzero().squeeze(1)
+        return clients[places], pick(rows, places)
+
+    def rows_of_mine(self, rows: Tensor, clients: Tensor) -> Tensor:
+        mine = self.mine(clients)
+        return rows.pick_own(RowIndex(mine)) if isinstance(rows, ClientMatrix) else rows[mine]
+
+    def gathered(self, values: Tensor, clients: Tensor) -> Tensor:
+        return self.ranks.collect(values.T.contiguous(), self.ranks.owner(clients.cpu())).T.contiguous()
+
+    def placement(self, keep: Keep, device: torch.device, scratch: str | os.PathLike[str] | None) -> ShardedPlacement:
+        self.ranks.device = device
         return ShardedPlacement(keep, device, scratch, ranks=self.ranks)
 
+    def connect(self, local: Exchange) -> Exchange:
+        return Sharded(local, self.ranks)
+
+    def align(self, engine: Engine) -> None:
+        # What is kept of an engine's choices is one rank's.
+        if isinstance(engine, BatchedEngine):
+            engine.chunk = self.ranks.least(engine.chunk or 0) or None
+            convolution = self.ranks.told(lambda: engine.convolution)
+            if convolution != engine.convolution:
+                engine.convolve(convolution)
+
+    def device(self, name: str, resolve: Callable[[], torch.device]) -> torch.device:
+        ranks, device = self.ranks, resolve()
+        if device.type == "cpu":
+            return device
+        self._refuse_one_device(name)
+        there = torch.cuda.device_count()
+        if ranks.place >= there:
+            raise ConfigError(
+                f"device is {name!r}, but this machine has {there} CUDA device(s) for {ranks.beside} ranks: start "
+                "as many as there are devices"
+            )
+        device = torch.device("cuda", ranks.place)
+        torch.cuda.set_device(device)  # what is sent between ranks goes through the current device
+        return device
+
+    def common_device(self, name: str, resolve: Callable[[], torch.device]) -> str:
+        self._refuse_one_device(name)
+        return resolve().type
+
+    def _refuse_one_device(self, name: str) -> None:
+        if ":" in name:
+            raise ConfigError(f"device is {name!r}, but each of {self.count} ranks needs one: use --device cuda")
+
+    def together(self, work: Callable[[], Result], stoppable: bool = False) -> Result:
+        return self.ranks.together(work, stoppable)
+
+    def told(self, work: Callable[[], Result]) -> Result:
+        return self.ranks.told(work)
+
+    def any(self, flag: bool) -> bool:
+        return self.ranks.any(flag)
+
+    def agree(self, complaint: str, numbers: Sequence[int]) -> None:
+        self.ranks.agree(complaint, numbers)
+
+    def agree_on_server(self, server: State) -> None:
+        # Of a client matrix, what is not in the patch was compared when it was.
+        told = [value.patch if isinstance(value, ClientMatrix) else value for value in server.values()]
+        self.ranks.agree(_DIFFER, [checksum(value) for value in told if value is not None])
+
     @contextlib.contextmanager
-    def _trial(self) -> Iterator[None]:
-        with super()._trial(), self.ranks.sharing():
+    def session(self) -> Iterator[None]:
+        with self.ranks.sharing():
             try:
                 yield
             except NoReplies:
                 raise
             except BaseException as error:
-                if not self.ranks.agreed(error):
-                    self.ranks.leave()
+                self.part_with(error)
                 raise
 
-    def rollback(self) -> None:
-        """Undo what did not end; see :meth:`Simulation.rollback`."""
-        if not self.ranks.gone:
-            super().rollback()
-        elif self._before is not None:  # with nobody left to ask, what was written stays where it is
-            self.round, self.server, self.clients.rows, self.traffic = self._before
-            self._before = None
+    def checkpoint(self, work: Callable[[], None], placement: Placement) -> None:
+        sharded, failure = cast(ShardedPlacement, placement), list[BaseException]()
+        if not self.leads:
+            sharded.follow()
+        else:
+            try:
+                with sharded.leading():
+                    work()
+            except BaseException as error:
+                if self.ranks.gone:
+                    raise
+                failure.append(error)
 
-    def _settle(self) -> None:
-        for value in self.server.values():
-            if isinstance(value, ClientMatrix):
-                value.settle()
-        self.ranks.together(self._settle_clients)
+        def fail() -> None:
+            for error in failure:
+                raise error
 
-    def _settle_clients(self) -> None:
-        for value in self.clients.rows.values():
-            if isinstance(value, ClientMatrix):
-                value.settle()
+        self.ranks.together(fail)
 
-    def _check(self, server: State, round_number: int) -> None:
-        super()._check(server, round_number)
-        # Of a matrix that is kept, what is not in the patch was compared when it was.
-        told = [value.patch if isinstance(value, ClientMatrix) else value for value in server.values()]
-        self.ranks.agree(_DIFFER, [checksum(value) for value in told if value is not None])
+    @property
+    def reachable(self) -> bool:
+        return not self.ranks.gone
 
-    def mine(self, clients: Tensor) -> Tensor:
-        """Give those that this rank owns; see :meth:`Simulation.mine`."""
-        return clients[self.ranks.owns(clients)]
+    def part_with(self, error: BaseException) -> None:
+        if not self.ranks.agreed(error):
+            self.ranks.leave()
 
-    def my_rows(self, rows: Tensor, clients: Tensor) -> Tensor:
-        """Give rows of this rank's clients; see :meth:`Simulation.my_rows`."""
-        mine = self.mine(clients)
-        return rows.pick_own(RowIndex(mine)) if isinstance(rows, ClientMatrix) else rows[mine]
+    def stops_by(self, asked: Callable[[], bool]) -> None:
+        self.ranks.asked_to_stop = asked
 
-    def apart(self, work: Callable[[], Result]) -> Result:
-        """Do this rank's part, and fail if one fails; see :meth:`Simulation.apart`."""
-        return self.ranks.together(work)
-
-    def everyones(self, values: Tensor, clients: Tensor) -> Tensor:
-        """Put together what all ranks found; see :meth:`Simulation.everyones`."""
-        return self.ranks.collect(values.T.contiguous(), self.ranks.owner(clients.cpu())).T.contiguous()
-
-    def _made(self, clients: Tensor, message: Rows, round_number: int, briefly: bool = False) -> Rows:
-        places = self.ranks.owns(clients).nonzero().squeeze(1)
-
-        def work() -> Rows:
-            if not len(places):
-                return {}
-            made = super(ShardedSimulation, self)._made(clients[places], pick(message, places), round_number, briefly)
-            return dict(made.items())
-
-        return self.ranks.together(work)
-
-    def _deliver(self, ask: Ask, cohort: Cohort, call: Call) -> Replies:
-        clients, message = self._addressed(ask, cohort, call)
-        self.ranks.agree(_DIFFER, [number_of(ask.task), checksum(clients)])
-        places = self.ranks.owns(clients).nonzero().squeeze(1)
-
-        def work() -> Rows:
-            return self._answered(ask.task, clients[places], pick(message, places), call) if len(places) else {}
-
-        own = self.ranks.together(work, stoppable=call.purpose == "round")
-        reply = self.ranks.collect_rows(own, self.ranks.owner(clients.cpu()))
-        if self.protection is not None and reply:
-            self.protection.replies[clients[~self.ranks.owns(clients)].cpu()] += 1  # those of others were not counted
-        return self._received(clients, reply, call)
+    def may_stop_now(self, in_round: bool, again: bool) -> bool:
+        if not self.ranks.apart:  # the others wait for this rank: it stops when it next computes something of its own
+            return False
+        self.ranks.apart = False
+        return True

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from coterie import api
 from coterie.cli.app import app
 from coterie.errors import ConfigError, DataError, Interrupted, UnknownName
-from coterie.runs.launch import Experiment
+from coterie.runs.experiment import Experiment
 from coterie.simulation.simulation import Simulation
 from coterie.studies import recipes
 from coterie.studies.recipes.runner import run_recipe

@@ -30,7 +30,7 @@ from coterie.config import read_yaml
 from coterie.errors import ConfigError, Interrupted, RunFolderError
 from coterie.results import At, Result
 from coterie.rows.distributed import launched
-from coterie.runs.launch import Watcher
+from coterie.runs.experiment import Watcher
 from coterie.runs.storage import lock_folder
 from coterie.runs.storage.atomic import read_json, write_json, write_text
 from coterie.studies.comparison.plan import Plan, PlannedRun

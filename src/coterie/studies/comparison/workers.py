@@ -18,7 +18,7 @@ import torch
 
 from coterie.errors import ConfigError, CoterieError, Diverged, Interrupted
 from coterie.memory import keep_freed_memory
-from coterie.runs.launch import Watcher
+from coterie.runs.experiment import Watcher
 from coterie.studies.comparison.plan import PlannedRun
 
 Play = Callable[[PlannedRun, Watcher], None]
