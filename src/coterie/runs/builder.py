@@ -20,7 +20,7 @@ from coterie.errors import ConfigError
 from coterie.models.problem import Problem
 from coterie.rows import Rows
 from coterie.rows.distributed import Ranks, number_of
-from coterie.rows.placement import near
+from coterie.rows.placement import nearest_folder
 from coterie.runs.model_builder import make_engine, make_module
 from coterie.runs.population import Population, Roles, make_population, roles
 from coterie.simulation import attacks, privacy
@@ -114,7 +114,7 @@ def assemble(
     options: dict[str, Any] = {"fresh": fresh, "transform": _wire(config, population, device), "members": trainers}
     # With another number of ranks, what had room for the rows of one may have none.
     options["keep"] = choices.get("keep", config.keep) if choices.get("ranks", 1) == ranks.count else config.keep
-    options["scratch"] = config.scratch or near(run)
+    options["scratch"] = config.scratch or nearest_folder(run)
     if config.privacy is not None:
         options["protection"] = privacy.Protection(privacy.parse(config.privacy), config.seed, config.clients)
     if ranks.count == 1:
@@ -155,12 +155,12 @@ def device_of(config: ExperimentConfig, ranks: Ranks) -> torch.device:
     if ":" in config.device:
         raise ConfigError(f"device is {config.device!r}, but each of {ranks.count} ranks needs one: use --device cuda")
     there = torch.cuda.device_count()
-    if ranks.place >= there:
+    if ranks.local_rank >= there:
         raise ConfigError(
-            f"device is {config.device!r}, but this machine has {there} CUDA device(s) for {ranks.beside} ranks: start "
-            "as many as there are devices"
+            f"device is {config.device!r}, but this machine has {there} CUDA device(s) for {ranks.local_count} ranks: "
+            "start as many as there are devices"
         )
-    device = torch.device("cuda", ranks.place)
+    device = torch.device("cuda", ranks.local_rank)
     torch.cuda.set_device(device)  # what is sent between ranks goes through the current device
     return device
 

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from coterie.algorithms.base import Algorithm, Ask, Cohort, Replies, State
 from coterie.compute.engine import Call, Engine, pick
-from coterie.rows import ClientMatrix, RowIndex, Rows
-from coterie.rows.distributed import Ranks, checksum, number_of
-from coterie.rows.distributed.backends import ShardedPlacement
+from coterie.rows import ClientMatrix, Rows, take_local_rows
+from coterie.rows.distributed import Ranks, ShardedPlacement, checksum, number_of, sharded_placement
 from coterie.rows.placement import Keep
 from coterie.simulation.exchange import NoReplies
 from coterie.simulation.simulation import Simulation
@@ -55,7 +54,7 @@ class ShardedSimulation(Simulation):
         super().__init__(algorithm, engine, **options)
 
     def _placement(self, keep: Keep, device: torch.device, scratch: str | os.PathLike[str] | None) -> ShardedPlacement:
-        return ShardedPlacement(keep, device, scratch, ranks=self.ranks)
+        return sharded_placement(keep, device, scratch, self.ranks)
 
     @contextlib.contextmanager
     def _trial(self) -> Iterator[None]:
@@ -80,13 +79,13 @@ class ShardedSimulation(Simulation):
     def _settle(self) -> None:
         for value in self.server.values():
             if isinstance(value, ClientMatrix):
-                value.settle()
+                value.commit()
         self.ranks.together(self._settle_clients)
 
     def _settle_clients(self) -> None:
         for value in self.clients.rows.values():
             if isinstance(value, ClientMatrix):
-                value.settle()
+                value.commit()
 
     def _check(self, server: State, round_number: int) -> None:
         super()._check(server, round_number)
@@ -100,8 +99,7 @@ class ShardedSimulation(Simulation):
 
     def my_rows(self, rows: Tensor, clients: Tensor) -> Tensor:
         """Give rows of this rank's clients; see :meth:`Simulation.my_rows`."""
-        mine = self.mine(clients)
-        return rows.pick_own(RowIndex(mine)) if isinstance(rows, ClientMatrix) else rows[mine]
+        return take_local_rows(rows, self.mine(clients))
 
     def apart(self, work: Callable[[], Result]) -> Result:
         """Do this rank's part, and fail if one fails; see :meth:`Simulation.apart`."""

@@ -191,7 +191,7 @@ class Simulation(Ownership):
     def _settle(self) -> None:
         for value in (*self.server.values(), *self.clients.rows.values()):
             if isinstance(value, ClientMatrix):
-                value.settle()
+                value.commit()
 
     def personal(self, clients: Tensor, round_number: int, briefly: bool = False) -> Rows:
         """Make personal models for evaluation, leaving everything as it was.
