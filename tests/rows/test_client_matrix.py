@@ -32,6 +32,7 @@ from coterie.rows import (
     take_rows,
     total,
 )
+from coterie.rows._overlay import Patch
 from coterie.rows._transfers import Transfers
 from coterie.rows.backends import Backend, DeviceBackend, DiskBackend, HostBackend, RowIndex
 from coterie.rows.placement import Placement
@@ -99,6 +100,21 @@ def test_every_version_is_what_a_copy_would_be(data: st.DataObject, place: str, 
                 assert torch.equal(look_at_rows(kept, index), wanted[index])
             assert torch.equal(kept.dense(), wanted)
             assert torch.equal(torch.cat([block for _, block in kept.blocks(2)]), wanted)
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_patch_over_another_is_both_with_the_newer_on_top(data: st.DataObject) -> None:
+    plain, patches = {}, []
+    for number in (1, 2):
+        index = sorted(data.draw(st.sets(st.integers(0, 9))))
+        plain |= dict.fromkeys(index, float(number))
+        patches.append(
+            Patch(RowIndex(torch.tensor(index, dtype=torch.int64)), torch.full((len(index), 2), float(number)))
+        )
+    both = patches[1].over(patches[0])
+    assert both.index.on_host.tolist() == both.index.on_device.tolist() == sorted(plain)
+    assert both.rows[:, 1].tolist() == [plain[row] for row in sorted(plain)]
 
 
 def test_all_rows_in_order_are_looked_at_where_they_lie() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from coterie.compute.engine import Call
 from coterie.errors import ConfigError, RunFolderError
 from coterie.rows import ClientMatrix, placement, repeat_row
 from coterie.rows._transfers import Transfers
-from coterie.rows.backends import DeviceBackend, DiskBackend, HostBackend, OffDeviceBackend, RowIndex
-from coterie.rows.placement import Placement
+from coterie.rows.backends import Backend, DeviceBackend, DiskBackend, HostBackend, OffDeviceBackend, RowIndex
+from coterie.rows.placement import Place, Placement, Sharding
 from coterie.runs import launch
 from coterie.simulation.simulation import Simulation
 from tests.conformance_table import TABLE
@@ -138,6 +138,42 @@ def test_a_scratch_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"scratch is .*nowhere.*, but must be a folder that is there"):
         make("local", TABLE["local"].settings, "disk", tmp_path / "nowhere")
     assert placement.nearest_folder(tmp_path / "a" / "b") == tmp_path and placement.nearest_folder(None) is None
+
+
+class EveryOther(Sharding):
+    """A process that has the rows of the even clients, on a machine that four such processes share."""
+
+    processes_on_machine = 4
+
+    def row_count(self, rows: int) -> int:
+        return (rows + 1) // 2
+
+    def row_index(self, clients: Tensor) -> RowIndex:
+        return RowIndex(clients[clients % 2 == 0] // 2)
+
+    def agree(self, place: Place) -> Place:
+        return "disk" if place == "host" else place
+
+    def backend(self, old: Backend, make: Callable[[int], Backend], of_server: bool) -> Backend:
+        return make(self.row_count(old.shape[0]) if of_server else old.shape[0])
+
+
+def test_a_placement_keeps_the_rows_that_its_sharding_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 48 bytes are 60 % of a quarter of 320; where there is room for them, this sharding still says otherwise.
+    for free, first in ((320, "host"), (319, "disk")):
+        monkeypatch.setattr(placement, "free_memory", lambda free=free: free)
+        sharded = Placement("auto", torch.device("cpu"), tmp_path, EveryOther())
+        assert sharded._first_with_room(48) == first and sharded.choose(48) == "disk"
+    places = Placement("disk", torch.device("cpu"), tmp_path, EveryOther())
+    monkeypatch.setattr(placement, "free_memory", lambda: 2**30)
+    server, clients = places.place({"u": repeat_row(torch.zeros(2), 5)}, {"w": repeat_row(torch.zeros(2), 5)}, 5)
+    halved, whole = (rows.backend for rows in (server["u"], clients["w"]))  # type: ignore[attr-defined]
+    assert isinstance(halved, DiskBackend) and halved.shape == (3, 2) and whole.shape == (5, 2)
+    places.begin()
+    halved.gather(RowIndex(torch.tensor([0])))
+    places.expect(torch.tensor([1, 2, 4]))
+    places.prefetch()
+    assert [each.index.on_host.tolist() for each in halved._prefetched] == [[1, 2]] and not whole._prefetched
 
 
 # A round's cost
