@@ -94,12 +94,12 @@ def test_every_version_is_what_a_copy_would_be(data: st.DataObject, place: str, 
             del versions[at]
             del rows
         some = torch.tensor(data.draw(st.lists(st.integers(0, count - 1), max_size=4)), dtype=torch.int64)
-        for kept, wanted in versions:
-            assert torch.equal(take_rows(kept, some), wanted[some])
+        for version, wanted in versions:
+            assert torch.equal(take_rows(version, some), wanted[some])
             for index in (some, torch.arange(count), torch.arange(count).flip(0)):
-                assert torch.equal(look_at_rows(kept, index), wanted[index])
-            assert torch.equal(kept.dense(), wanted)
-            assert torch.equal(torch.cat([block for _, block in kept.blocks(2)]), wanted)
+                assert torch.equal(look_at_rows(version, index), wanted[index])
+            assert torch.equal(version.dense(), wanted)
+            assert torch.equal(torch.cat([block for _, block in version.blocks(2)]), wanted)
 
 
 @given(data=st.data())
@@ -119,9 +119,9 @@ def test_a_patch_over_another_is_both_with_the_newer_on_top(data: st.DataObject)
 
 def test_all_rows_in_order_are_looked_at_where_they_lie() -> None:
     rows = matrix(5, 3)
-    kept = ClientMatrix(DeviceBackend(5, torch.zeros(3)))
+    zeros = ClientMatrix(DeviceBackend(5, torch.zeros(3)))
     assert look_at_rows(rows, torch.arange(5)).data_ptr() == rows.data_ptr()
-    assert look_at_rows(kept, torch.arange(5)).data_ptr() == kept.backend.device_tensor().data_ptr()  # type: ignore[union-attr]
+    assert look_at_rows(zeros, torch.arange(5)).data_ptr() == zeros.backend.device_tensor().data_ptr()  # type: ignore[union-attr]
     for index in (torch.arange(4), torch.tensor([1, 0, 2, 3, 4]), torch.arange(5).unsqueeze(1)):
         assert look_at_rows(rows, index).data_ptr() != rows.data_ptr()
         assert torch.equal(look_at_rows(rows, index), rows[index])

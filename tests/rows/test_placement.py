@@ -274,8 +274,8 @@ def test_a_run_with_rows_on_disk_ends_as_one_on_the_device(name: str, tmp_path: 
     stop(launch.begin(config_of(name, keep="disk"), cut), "in a round", 2)
     stop(launch.resume(cut), "in evaluation", 4, Killed)
     again = launch.resume(cut)
-    kept = again.simulation.clients.rows
-    assert all(isinstance(value, ClientMatrix) and isinstance(value.backend, DiskBackend) for value in kept.values())
+    rows = again.simulation.clients.rows
+    assert all(isinstance(value, ClientMatrix) and isinstance(value.backend, DiskBackend) for value in rows.values())
     stop(again, "before a checkpoint", 5)
     finish(launch.resume(cut))
     assert_same_end(tmp_path / "device", tmp_path / "disk")
