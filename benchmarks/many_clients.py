@@ -41,10 +41,10 @@ from coterie.algorithms import registry
 from coterie.compute.batched import BatchedEngine
 from coterie.compute.samples import Samples
 from coterie.data.partitions import Ragged
+from coterie.memory import free_memory
 from coterie.models import build
 from coterie.models.problem import Problem
 from coterie.rows import ClientMatrix
-from coterie.rows.transfers import free_memory
 from coterie.runs.storage import Checkpoints
 from coterie.simulation.scoring import Scorer
 from coterie.simulation.simulation import Simulation

@@ -1,13 +1,16 @@
-"""Freed memory that stays with the process: counted in pages that the operating system had to hand out."""
+"""The host's memory: what is free of it, and freed memory that stays with the process, counted in pages handed out."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+
+from coterie.memory import free_memory
 
 COUNT = """
 import json, resource
@@ -46,3 +49,8 @@ def test_it_says_so_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not keep_freed_memory()
+
+
+def test_the_memory_that_is_free() -> None:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < free_memory() < total

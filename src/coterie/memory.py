@@ -1,13 +1,15 @@
-"""What the C library does with the host's memory that a round gives back: keep it for the next round."""
+"""The host's memory: how much of it is free, and whether what was freed stays with this process."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LARGEST = 2**30  # bytes: what is larger still comes from the operating system, and goes back to it
-_KEPT = 2**31 - 1  # bytes at the end of the heap, the most that can be asked for
+_MOST = 2**31 - 1  # bytes that stay at the end of the heap: the most that can be asked for
 
 
 def keep_freed_memory() -> bool:
@@ -28,4 +30,27 @@ def keep_freed_memory() -> bool:
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
         return False
-    return bool(library.mallopt(_MMAP_THRESHOLD, _LARGEST)) and bool(library.mallopt(_TRIM_THRESHOLD, _KEPT))
+    return bool(library.mallopt(_MMAP_THRESHOLD, _LARGEST)) and bool(library.mallopt(_TRIM_THRESHOLD, _MOST))
+
+
+def free_memory() -> int:
+    """Say how much of the host's memory this process may still take.
+
+    Returns
+    -------
+    int
+        Bytes: what the system has available, or what this process's control group has left, whichever is less.
+    """
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2]  # a guess, where Linux says nothing better
+    system = Path("/proc/meminfo")
+    if system.exists():
+        for line in system.read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                found = [int(line.split()[1]) * 1024]
+    group = Path("/sys/fs/cgroup")  # a container's limit may be far below what the machine has
+    limit, used = group / "memory.max", group / "memory.current"
+    if limit.exists() and used.exists():
+        most = limit.read_text(encoding="utf-8").strip()
+        if most.isdigit():
+            found.append(max(0, int(most) - int(used.read_text(encoding="utf-8"))))
+    return min(found)

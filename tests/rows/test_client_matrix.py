@@ -1,4 +1,4 @@
-"""Kept matrices: tensors to their readers, changed by a few rows at a time; and their algebra, in blocks of rows."""
+"""Client matrices: tensors to their readers, changed by a few rows at a time; and their algebra, in blocks of rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from torch import Tensor
 from coterie.errors import AlgorithmError
 from coterie.randomness import stream
 from coterie.rows import (
-    Backend,
     ClientMatrix,
-    DeviceBackend,
-    RowIndex,
     cosines,
     distances_from,
     gram,
@@ -29,32 +26,38 @@ from coterie.rows import (
     mix,
     norms,
     put_rows,
-    repeated,
+    repeat_row,
     row_blocks,
     squared_distances,
     take_rows,
     total,
 )
-from coterie.rows.off_device import DiskBackend, HostBackend, Transfers
+from coterie.rows._overlay import Patch
+from coterie.rows._transfers import Transfers
+from coterie.rows.backends import Backend, DeviceBackend, DiskBackend, HostBackend, RowIndex
 from coterie.rows.placement import Placement
 
 PLACES = ["device", "host", "disk"]
 
 
-def backend_of(place: str, count: int, opening: Tensor, folder: Path) -> Backend:
+def backend_of(place: str, count: int, initial_row: Tensor, folder: Path) -> Backend:
     if place == "device":
-        return DeviceBackend(count, opening)
+        return DeviceBackend(count, initial_row)
     transfers = Transfers(torch.device("cpu"))
-    return HostBackend(count, opening, transfers) if place == "host" else DiskBackend(count, opening, transfers, folder)
+    return (
+        HostBackend(count, initial_row, transfers)
+        if place == "host"
+        else DiskBackend(count, initial_row, transfers, folder)
+    )
 
 
 def filled(place: str, values: Tensor, folder: Path) -> ClientMatrix:
-    """A kept matrix of which the rows that are zeros were never written."""
+    """A client matrix of which the rows that are zeros were never written."""
     rows = ClientMatrix(backend_of(place, len(values), torch.zeros_like(values[0]), folder))
     some = values.flatten(1).any(1).nonzero().squeeze(1)
     if len(some):
         rows = rows.patched(RowIndex(some), values[some])
-        rows.settle()
+        rows.commit()
     return rows
 
 
@@ -67,7 +70,7 @@ def matrix(clients: int, size: int, seed: int = 0, dtype: torch.dtype = torch.fl
 @given(data=st.data(), place=st.sampled_from(PLACES), count=st.integers(1, 7))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_version_is_what_a_copy_would_be(data: st.DataObject, place: str, count: int, tmp_path: Path) -> None:
-    """Put rows, settle some versions and drop others, in any order: each one left reads as plain copies do."""
+    """Put rows, commit some versions and drop others, in any order: each one left reads as plain copies do."""
     versions: list[tuple[ClientMatrix, Tensor]] = [
         (
             ClientMatrix(backend_of(place, count, torch.tensor([0.5, -1.0]), tmp_path)),
@@ -77,56 +80,71 @@ def test_every_version_is_what_a_copy_would_be(data: st.DataObject, place: str, 
     for step in range(data.draw(st.integers(1, 8))):
         at = data.draw(st.integers(0, len(versions) - 1))
         rows, plain = versions[at]
-        what = data.draw(st.sampled_from(["put", "put", "settle", "drop"]))
+        what = data.draw(st.sampled_from(["put", "put", "commit", "drop"]))
         if what == "put":
             index = torch.tensor(data.draw(st.lists(st.integers(0, count - 1), unique=True)), dtype=torch.int64)
             values = torch.full((len(index), 2), float(step)) + torch.arange(len(index)).unsqueeze(1)
             new = put_rows(rows, index, values)
             assert isinstance(new, ClientMatrix)
             versions.append((new, plain.index_copy(0, index, values)))
-        elif what == "settle":
-            rows.settle()
+        elif what == "commit":
+            rows.commit()
             assert rows.patch is None
         elif len(versions) > 1:
             del versions[at]
             del rows
         some = torch.tensor(data.draw(st.lists(st.integers(0, count - 1), max_size=4)), dtype=torch.int64)
-        for kept, wanted in versions:
-            assert torch.equal(take_rows(kept, some), wanted[some])
+        for version, wanted in versions:
+            assert torch.equal(take_rows(version, some), wanted[some])
             for index in (some, torch.arange(count), torch.arange(count).flip(0)):
-                assert torch.equal(look_at_rows(kept, index), wanted[index])
-            assert torch.equal(kept.dense(), wanted)
-            assert torch.equal(torch.cat([block for _, block in kept.blocks(2)]), wanted)
+                assert torch.equal(look_at_rows(version, index), wanted[index])
+            assert torch.equal(version.dense(), wanted)
+            assert torch.equal(torch.cat([block for _, block in version.blocks(2)]), wanted)
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_patch_over_another_is_both_with_the_newer_on_top(data: st.DataObject) -> None:
+    plain, patches = {}, []
+    for number in (1, 2):
+        index = sorted(data.draw(st.sets(st.integers(0, 9))))
+        plain |= dict.fromkeys(index, float(number))
+        patches.append(
+            Patch(RowIndex(torch.tensor(index, dtype=torch.int64)), torch.full((len(index), 2), float(number)))
+        )
+    both = patches[1].over(patches[0])
+    assert both.index.on_host.tolist() == both.index.on_device.tolist() == sorted(plain)
+    assert both.rows[:, 1].tolist() == [plain[row] for row in sorted(plain)]
 
 
 def test_all_rows_in_order_are_looked_at_where_they_lie() -> None:
     rows = matrix(5, 3)
-    kept = ClientMatrix(DeviceBackend(5, torch.zeros(3)))
+    zeros = ClientMatrix(DeviceBackend(5, torch.zeros(3)))
     assert look_at_rows(rows, torch.arange(5)).data_ptr() == rows.data_ptr()
-    assert look_at_rows(kept, torch.arange(5)).data_ptr() == kept.backend.whole().data_ptr()  # type: ignore[union-attr]
+    assert look_at_rows(zeros, torch.arange(5)).data_ptr() == zeros.backend.device_tensor().data_ptr()  # type: ignore[union-attr]
     for index in (torch.arange(4), torch.tensor([1, 0, 2, 3, 4]), torch.arange(5).unsqueeze(1)):
         assert look_at_rows(rows, index).data_ptr() != rows.data_ptr()
         assert torch.equal(look_at_rows(rows, index), rows[index])
 
 
 def test_nothing_is_kept_of_rows_that_nobody_reads() -> None:
-    rows = repeated(torch.zeros(4), 10)
-    rows.move(DeviceBackend(10, torch.zeros(4)))
+    rows = repeat_row(torch.zeros(4), 10)
+    rows.move_to(DeviceBackend(10, torch.zeros(4)))
     read: list[int] = []
     gather = rows.backend.gather
-    rows.backend.gather = lambda chosen: read.append(len(chosen)) or gather(chosen)  # type: ignore[func-returns-value, method-assign, misc]
+    rows.backend.gather = lambda index: read.append(len(index)) or gather(index)  # type: ignore[func-returns-value, method-assign, misc]
     new = rows.patched(RowIndex(torch.tensor([2, 3])), torch.ones(2, 4))
     del rows
     gc.collect()
-    new.settle()
+    new.commit()
     assert read == []
     old, new = new, new.patched(RowIndex(torch.tensor([3])), torch.ones(1, 4) * 2)
-    new.settle()
+    new.commit()
     assert read == [1] and old[3].tolist() == [1] * 4 and new[3].tolist() == [2] * 4
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_kept_matrix_is_a_tensor_to_its_reader(place: str, tmp_path: Path) -> None:
+def test_a_client_matrix_is_a_tensor_to_its_reader(place: str, tmp_path: Path) -> None:
     plain = matrix(6, 3, dtype=torch.float64)
     rows = filled(place, plain, tmp_path)
     assert (rows.shape, rows.dtype, rows.device, len(rows), rows.dim()) == ((6, 3), plain.dtype, plain.device, 6, 2)
@@ -170,7 +188,7 @@ def test_who_has_the_matrix_in_hand_may_change_it(place: str, tmp_path: Path) ->
         value += 1
         value.mul_(2.0)
     assert torch.equal(rows, plain)
-    rows.settle()
+    rows.commit()
     assert torch.equal(rows, plain)
     before[1] = 1.0
     assert torch.equal(other, before)
@@ -188,7 +206,7 @@ def test_what_was_put_may_be_changed_by_whoever_made_it(place: str, tmp_path: Pa
     values.fill_(7.0)  # an engine's buffer, used again
     assert torch.equal(new[:, 0], torch.tensor([0.0, 1, 1, 0]))
     assert isinstance(new, ClientMatrix)
-    new.settle()
+    new.commit()
     assert torch.equal(new[:, 0], torch.tensor([0.0, 1, 1, 0]))
 
 
@@ -199,21 +217,21 @@ def test_rows_in_any_order_and_on_several_places_at_once(tmp_path: Path) -> None
         new = put_rows(new, torch.tensor([3, 8]), torch.tensor([[4.0, 4], [8, 8]]))
         wanted = torch.tensor([0.0, 0, 0, 4, 0, 0, 0, 7, 8])
         assert torch.equal(new[:, 0], wanted) and isinstance(new, ClientMatrix)
-        new.settle()
+        new.commit()
         assert torch.equal(new[:, 0], wanted) and new.backend.changed().tolist() == [0, 3, 7, 8]
         wide = take_rows(new, torch.tensor([[8, 7], [8, 0]]))
         assert wide.shape == (2, 2, 2) and wide[..., 0].tolist() == [[8, 7], [8, 0]]
 
 
-def test_rows_that_have_no_place_yet_cannot_be_settled() -> None:
-    rows = repeated(torch.ones(2), 3)
+def test_rows_that_have_no_place_yet_cannot_be_committed() -> None:
+    rows = repeat_row(torch.ones(2), 3)
     assert rows.sum() == 6
     with pytest.raises(AlgorithmError, match="before it was known where"):
-        rows.patched(RowIndex(torch.tensor([1])), torch.zeros(1, 2)).settle()
+        rows.patched(RowIndex(torch.tensor([1])), torch.zeros(1, 2)).commit()
 
 
 def test_matrices_that_share_a_backend_are_put_apart(tmp_path: Path) -> None:
-    one = repeated(torch.ones(2), 3)
+    one = repeat_row(torch.ones(2), 3)
     server, clients = Placement("device", torch.device("cpu")).place({"a": one}, {"a": one, "b": torch.arange(3.0)}, 3)
     (a, b, c) = (server["a"], clients["a"], clients["b"])
     assert all(isinstance(value, ClientMatrix) for value in (a, b, c)) and a.backend is not b.backend  # type: ignore[attr-defined]
@@ -227,13 +245,13 @@ def test_matrices_that_share_a_backend_are_put_apart(tmp_path: Path) -> None:
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 16 rows, and no matrix small enough to be taken as a whole."""
     monkeypatch.setattr("coterie.rows.matrix.BLOCK_BYTES", 1)
-    monkeypatch.setattr("coterie.rows.algebra._AT_ONCE", 0)
-    monkeypatch.setattr("coterie.rows.algebra._PAIRED", 1)
+    monkeypatch.setattr("coterie.rows.algebra._DENSE_BYTES", 0)
+    monkeypatch.setattr("coterie.rows.algebra._PAIR_BYTES", 1)
     monkeypatch.setattr("coterie.rows.algebra._BLOCK_ELEMENTS", 1)
 
 
 def patched(place: str, values: Tensor, folder: Path) -> ClientMatrix:
-    """A kept matrix with something over it."""
+    """A client matrix with something over it."""
     rows = filled(place, values.flip(0), folder)
     index = torch.arange(0, len(values))
     rest = index[(values != values.flip(0)).any(1)]

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from coterie import randomness
 from coterie.algorithms.base import Replies
 from coterie.errors import ConfigError, RunFolderError
-from coterie.rows import ClientMatrix, DeviceBackend, RowIndex, placement, repeated
-from coterie.rows.off_device import DiskBackend, HostBackend, OffDeviceBackend
-from coterie.rows.placement import Placement
-from coterie.rows.transfers import Transfers
+from coterie.rows import ClientMatrix, placement, repeat_row
+from coterie.rows._transfers import Transfers
+from coterie.rows.backends import Backend, DeviceBackend, DiskBackend, HostBackend, OffDeviceBackend, RowIndex
+from coterie.rows.placement import Place, Placement, Sharding
 from coterie.runs import launch
 from coterie.simulation.exchange import Request
 from coterie.simulation.simulation import Simulation
@@ -36,8 +36,8 @@ PLACES = ["device", "host", "disk"]
 @pytest.fixture(autouse=True)
 def small_rows_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Keep the rows of small models away as well, and those in the host's memory apart from a CPU's own."""
-    monkeypatch.setattr(placement, "_SMALL", 0)
-    monkeypatch.setattr(Placement, "_on_host", lambda self: False)
+    monkeypatch.setattr(placement, "_SMALL_ROW", 0)
+    monkeypatch.setattr(Placement, "_device_is_host", lambda self: False)
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     yield
 
@@ -112,7 +112,7 @@ def test_rows_lie_where_they_were_asked_to(keep: str, tmp_path: Path) -> None:
 
 
 def test_short_rows_stay_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "_SMALL", 16)
+    monkeypatch.setattr(placement, "_SMALL_ROW", 16)
     simulation = make("flame", TABLE["flame"].settings, "disk", tmp_path)
     kinds = {
         name: type(value.backend) for name, value in simulation.clients.rows.items() if isinstance(value, ClientMatrix)
@@ -130,19 +130,50 @@ def test_the_first_place_with_room_is_chosen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(placement, "free_memory", lambda: 1000)
     chooser = Placement("auto", torch.device("cpu"))
     assert chooser.choose(600) == "host" and chooser.choose(601) == "disk"
-    monkeypatch.setattr(Placement, "_on_host", lambda self: True)
+    monkeypatch.setattr(Placement, "_device_is_host", lambda self: True)
     assert chooser.choose(600) == "device" and chooser.choose(601) == "disk"
-
-
-def test_the_memory_that_is_free() -> None:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 0 < placement.free_memory() < total
 
 
 def test_a_scratch_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"scratch is .*nowhere.*, but must be a folder that is there"):
         make("local", TABLE["local"].settings, "disk", tmp_path / "nowhere")
-    assert placement.near(tmp_path / "a" / "b") == tmp_path and placement.near(None) is None
+    assert placement.nearest_folder(tmp_path / "a" / "b") == tmp_path and placement.nearest_folder(None) is None
+
+
+class EveryOther(Sharding):
+    """A process that has the rows of the even clients, on a machine that four such processes share."""
+
+    processes_on_machine = 4
+
+    def row_count(self, rows: int) -> int:
+        return (rows + 1) // 2
+
+    def row_index(self, clients: Tensor) -> RowIndex:
+        return RowIndex(clients[clients % 2 == 0] // 2)
+
+    def agree(self, place: Place) -> Place:
+        return "disk" if place == "host" else place
+
+    def backend(self, old: Backend, make: Callable[[int], Backend], of_server: bool) -> Backend:
+        return make(self.row_count(old.shape[0]) if of_server else old.shape[0])
+
+
+def test_a_placement_keeps_the_rows_that_its_sharding_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 48 bytes are 60 % of a quarter of 320; where there is room for them, this sharding still says otherwise.
+    for free, first in ((320, "host"), (319, "disk")):
+        monkeypatch.setattr(placement, "free_memory", lambda free=free: free)
+        sharded = Placement("auto", torch.device("cpu"), tmp_path, EveryOther())
+        assert sharded._first_with_room(48) == first and sharded.choose(48) == "disk"
+    places = Placement("disk", torch.device("cpu"), tmp_path, EveryOther())
+    monkeypatch.setattr(placement, "free_memory", lambda: 2**30)
+    server, clients = places.place({"u": repeat_row(torch.zeros(2), 5)}, {"w": repeat_row(torch.zeros(2), 5)}, 5)
+    halved, whole = (rows.backend for rows in (server["u"], clients["w"]))  # type: ignore[attr-defined]
+    assert isinstance(halved, DiskBackend) and halved.shape == (3, 2) and whole.shape == (5, 2)
+    places.begin()
+    halved.gather(RowIndex(torch.tensor([0])))
+    places.expect(torch.tensor([1, 2, 4]))
+    places.prefetch()
+    assert [each.index.on_host.tolist() for each in halved._prefetched] == [[1, 2]] and not whole._prefetched
 
 
 # A round's cost
@@ -180,22 +211,22 @@ def test_a_round_touches_the_rows_of_its_cohort_alone(name: str) -> None:
     assert watch.seen  # so this test could fail
 
 
-def test_the_next_cohort_is_brought_while_this_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_cohort_is_fetched_while_this_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = make("flame", TABLE["flame"].settings, "disk", tmp_path, lossy=False)
     cohorts = [torch.tensor(cohort, device=DEVICE) for cohort in ([0, 1, 2], [1, 2, 4], [0, 3, 4])]
     events: list[str] = []
-    run, bring = simulation.engine.run, OffDeviceBackend._bring
+    run, fetch = simulation.engine.run, OffDeviceBackend._fetch
 
     def trains(*args: Any) -> Any:
         events.append("train")
         return run(*args)
 
-    def brings(self: OffDeviceBackend, chosen: RowIndex) -> Any:
-        events.append(str(chosen.host.tolist()))
-        return bring(self, chosen)
+    def fetches(self: OffDeviceBackend, index: RowIndex) -> Any:
+        events.append(str(index.on_host.tolist()))
+        return fetch(self, index)
 
     simulation.engine.run = trains  # type: ignore[method-assign]
-    monkeypatch.setattr(OffDeviceBackend, "_bring", brings)
+    monkeypatch.setattr(OffDeviceBackend, "_fetch", fetches)
     for number, cohort in enumerate(cohorts, 1):
         simulation.expect(cohorts[number] if number < len(cohorts) else None)
         simulation.play_round(cohort, number)
@@ -212,30 +243,30 @@ def test_the_next_cohort_is_brought_while_this_one_trains(tmp_path: Path, monkey
     ]
 
 
-def test_rows_that_were_brought_show_what_was_written_since(tmp_path: Path) -> None:
+def test_rows_that_were_prefetched_show_what_was_written_since(tmp_path: Path) -> None:
     for kind in ("host", "disk"):
-        rows = repeated(torch.zeros(3), 6)
+        rows = repeat_row(torch.zeros(3), 6)
         placement = Placement(kind, torch.device("cpu"), tmp_path)  # type: ignore[arg-type]
         placement.place({"w": rows}, {}, 6)
         backend = rows.backend
         assert isinstance(backend, OffDeviceBackend)
         backend.prefetch(RowIndex(torch.tensor([1, 2, 5])))
         rows = rows.patched(RowIndex(torch.tensor([0, 2])), torch.ones(2, 3))
-        rows.settle()
+        rows.commit()
         rows = rows.patched(RowIndex(torch.tensor([2, 5])), torch.full((2, 3), 2.0))
-        rows.settle()
-        assert rows.pick(RowIndex(torch.tensor([2, 5])))[:, 0].tolist() == [2, 2]  # some of them, which stay
-        assert rows.pick(RowIndex(torch.tensor([1, 2, 5])))[:, 0].tolist() == [0, 2, 2]
-        assert rows.pick(RowIndex(torch.tensor([0, 1, 2, 5])))[:, 0].tolist() == [1, 0, 2, 2]
+        rows.commit()
+        assert rows.gather_rows(RowIndex(torch.tensor([2, 5])))[:, 0].tolist() == [2, 2]  # some of them, which stay
+        assert rows.gather_rows(RowIndex(torch.tensor([1, 2, 5])))[:, 0].tolist() == [0, 2, 2]
+        assert rows.gather_rows(RowIndex(torch.tensor([0, 1, 2, 5])))[:, 0].tolist() == [1, 0, 2, 2]
         assert rows.dense()[:, 0].tolist() == [1, 0, 2, 0, 0, 2]
 
 
 # Whole runs
 
-SETTLED = ["fedacs", "flame", "fedamp", "fedpg", "fedfomo", "scaffold", "pfedme", "fedrep"]
+METHODS = ["fedacs", "flame", "fedamp", "fedpg", "fedfomo", "scaffold", "pfedme", "fedrep"]
 
 
-@pytest.mark.parametrize("name", SETTLED)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_run_with_rows_on_disk_ends_as_one_on_the_device(name: str, tmp_path: Path) -> None:
     for keep in ("device", "disk"):
         finish(launch.begin(config_of(name, keep=keep), tmp_path / keep))
@@ -243,8 +274,8 @@ def test_a_run_with_rows_on_disk_ends_as_one_on_the_device(name: str, tmp_path: 
     stop(launch.begin(config_of(name, keep="disk"), cut), "in a round", 2)
     stop(launch.resume(cut), "in evaluation", 4, Killed)
     again = launch.resume(cut)
-    kept = again.simulation.clients.rows
-    assert all(isinstance(value, ClientMatrix) and isinstance(value.backend, DiskBackend) for value in kept.values())
+    rows = again.simulation.clients.rows
+    assert all(isinstance(value, ClientMatrix) and isinstance(value.backend, DiskBackend) for value in rows.values())
     stop(again, "before a checkpoint", 5)
     finish(launch.resume(cut))
     assert_same_end(tmp_path / "device", tmp_path / "disk")
@@ -273,7 +304,7 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     playing = launch.begin(config_of("fedacs", keep="disk"), tmp_path / "run")
-    write, calls = DiskBackend.raw_write, 0
+    write, calls = DiskBackend.write_storage, 0
 
     def fails(self: DiskBackend, index: Tensor, values: Tensor) -> None:
         nonlocal calls
@@ -282,7 +313,7 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stands(
             raise OSError(errno.ENOSPC, "No space left on device")
         write(self, index, values)
 
-    monkeypatch.setattr(DiskBackend, "raw_write", fails)
+    monkeypatch.setattr(DiskBackend, "write_storage", fails)
     with playing.folder, pytest.raises(RunFolderError, match=r"No space left on device.*--scratch, or --keep host"):
         playing.run()
     monkeypatch.undo()
@@ -290,14 +321,14 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stands(
 
 
 def test_a_file_is_only_as_large_as_what_was_written(tmp_path: Path) -> None:
-    rows = repeated(torch.full((2**16,), 0.5), 1000)
+    rows = repeat_row(torch.full((2**16,), 0.5), 1000)
     placement = Placement("disk", torch.device("cpu"), tmp_path)
     placement.place({"w": rows}, {}, 1000)
     backend = rows.backend
     assert isinstance(backend, DiskBackend)
     index = torch.tensor([7, 8, 900])
     rows = rows.patched(RowIndex(index), torch.arange(3.0).unsqueeze(1).expand(3, 2**16))
-    rows.settle()
+    rows.commit()
     assert rows.backend.changed().tolist() == [7, 8, 900]
     assert rows[torch.tensor([900, 0, 8, 7])][:, -1].tolist() == [2.0, 0.5, 1.0, 0.0]
     found = os.fstat(backend._file)
@@ -333,7 +364,7 @@ def test_rows_go_through_two_buffers_piece_by_piece(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Staged())
     monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: None)
     transfers = Transfers(torch.device("cpu"))
-    transfers.stream, transfers._sent = Staged(), [Staged(), Staged()]  # type: ignore[assignment, list-item]
+    transfers.stream, transfers._copied = Staged(), [Staged(), Staged()]  # type: ignore[assignment, list-item]
     transfers._buffers = [torch.empty(3 * 5 * 4 + 7, dtype=torch.uint8) for _ in range(2)]  # three rows and some bytes
     for kind in (HostBackend, DiskBackend):
         backend = kind(20, torch.full((5,), 0.5), transfers, *([tmp_path] if kind is DiskBackend else []))
@@ -346,22 +377,22 @@ def test_rows_go_through_two_buffers_piece_by_piece(tmp_path: Path, monkeypatch:
             backend.write(RowIndex(chosen), values)
             plain[chosen] = values
             assert torch.equal(backend.gather(RowIndex(some.unique())), plain[some.unique()])
-            backend.forget()
+            backend.drop_prefetched()
             assert torch.equal(backend.gather(RowIndex(some)), plain[some])
             assert torch.equal(torch.cat(list(backend.blocks(7))), plain)
-            assert torch.equal(backend.on_host(some), plain[some])
-        assert all(event.recorded > 3 for event in transfers._sent)  # type: ignore[attr-defined]
+            assert torch.equal(backend.gather_to_host(some), plain[some])
+        assert all(event.recorded > 3 for event in transfers._copied)  # type: ignore[attr-defined]
 
 
 def test_what_waits_to_be_written_is_bounded(tmp_path: Path) -> None:
     transfers = Transfers(torch.device("cpu"))
-    transfers._most = 100
+    transfers._max_pending_bytes = 100
     backend = HostBackend(8, torch.zeros(20), transfers)
     go_on = threading.Event()
-    transfers.ask(go_on.wait)
+    transfers.submit(go_on.wait)
     backend.write(RowIndex(torch.tensor([0])), torch.ones(1, 20))  # 80 bytes: they may wait
-    assert not transfers._waiting[0][0].done()
+    assert not transfers._pending_writes[0][0].done()
     threading.Timer(0.2, go_on.set).start()
     backend.write(RowIndex(torch.tensor([1])), torch.ones(1, 20))
-    assert go_on.is_set() and sum(size for _, size in transfers._waiting) <= 80
+    assert go_on.is_set() and sum(size for _, size in transfers._pending_writes) <= 80
     assert backend.changed().tolist() == [0, 1]

@@ -26,8 +26,6 @@ from coterie.compute.engine import Call
 from coterie.errors import CoterieError, Diverged
 from coterie.rows import (
     ClientMatrix,
-    DeviceBackend,
-    RowIndex,
     algebra,
     cosines,
     distances_from,
@@ -36,12 +34,14 @@ from coterie.rows import (
     norms,
     placement,
     put_rows,
-    repeated,
+    repeat_row,
     squared_distances,
     take_rows,
     total,
 )
-from coterie.rows.distributed import Ranks, sharing
+from coterie.rows._collectives import divided
+from coterie.rows.backends import DeviceBackend, RowIndex
+from coterie.rows.distributed import Ranks
 from coterie.rows.distributed.backends import OwnRowsBackend, ShardedBackend
 from coterie.rows.placement import Placement
 from coterie.runs import launch
@@ -171,8 +171,8 @@ def scene_rounds(ranks: Callable[[], Ranks], folder: Path) -> Any:
 
 def scene_places(ranks: Callable[[], Ranks], folder: Path) -> Any:
     """The same with rows that are kept away from the device, and a run with them that is stopped and goes on."""
-    placement._SMALL = 0
-    on_host, Placement._on_host = Placement._on_host, lambda self: False  # type: ignore[method-assign]
+    placement._SMALL_ROW = 0
+    on_host, Placement._device_is_host = Placement._device_is_host, lambda self: False  # type: ignore[method-assign]
     config = config_of("flame", **options("sharded", rounds=4, keep="disk", scratch=str(folder.parent)))
 
     def stops(number: int, mean: float | None) -> None:
@@ -187,7 +187,7 @@ def scene_places(ranks: Callable[[], Ranks], folder: Path) -> Any:
         assert (
             again.completed == 3
             and again.simulation.placement.keep == "disk"
-            and len(again.simulation.placement._away) > 3
+            and len(again.simulation.placement._off_device) > 3
         )
         finish(again)
         return {
@@ -196,8 +196,8 @@ def scene_places(ranks: Callable[[], Ranks], folder: Path) -> Any:
             for keep in ("host", "disk")
         }
     finally:
-        placement._SMALL = 2**12
-        Placement._on_host = on_host  # type: ignore[method-assign]
+        placement._SMALL_ROW = 2**12
+        Placement._device_is_host = on_host  # type: ignore[method-assign]
 
 
 def scene_options(ranks: Callable[[], Ranks], folder: Path) -> Any:
@@ -213,42 +213,42 @@ def scene_options(ranks: Callable[[], Ranks], folder: Path) -> Any:
 def scene_products(ranks: Callable[[], Ranks], folder: Path) -> Any:
     group = ranks()
     group.worth = 0
-    algebra._MANY = algebra._LONG = 1
+    algebra._MANY_SUMS = algebra._LONG_SUM = 1
 
     def spread(rows: Tensor) -> ClientMatrix:
-        below = DeviceBackend(group.part(CLIENTS), torch.zeros(COLUMNS, dtype=rows.dtype))
-        backend = ShardedBackend(CLIENTS, torch.zeros(COLUMNS, dtype=rows.dtype), group, below)
-        backend.write(backend.span(0, CLIENTS), rows)
-        kept = repeated(torch.zeros(COLUMNS, dtype=rows.dtype), CLIENTS)
-        kept.move(backend)
+        local = DeviceBackend(group.count_owned(CLIENTS), torch.zeros(COLUMNS, dtype=rows.dtype))
+        backend = ShardedBackend(CLIENTS, torch.zeros(COLUMNS, dtype=rows.dtype), group, local)
+        backend.write(backend.index_range(0, CLIENTS), rows)
+        kept = repeat_row(torch.zeros(COLUMNS, dtype=rows.dtype), CLIENTS)
+        kept.move_to(backend)
         return kept
 
-    at_once = algebra._AT_ONCE
+    at_once = algebra._DENSE_BYTES
     try:
         with group.sharing():
-            assert sharing() is group
+            assert divided().ranks is group  # type: ignore[union-attr]
             before = group.moved
             found = {"by columns": products(spread)}
             assert group.moved > before
-            algebra._AT_ONCE, algebra._PAIRED = 0, 1
+            algebra._DENSE_BYTES, algebra._PAIR_BYTES = 0, 1
             found["by pairs"] = products(spread)
-            assert group.together(sharing) is None  # what a rank computes apart, it computes alone
+            assert group.together(divided) is None  # what a rank computes apart, it computes alone
     finally:
-        algebra._AT_ONCE, algebra._PAIRED, algebra._MANY, algebra._LONG = at_once, 2**28, 64, 256
+        algebra._DENSE_BYTES, algebra._PAIR_BYTES, algebra._MANY_SUMS, algebra._LONG_SUM = at_once, 2**28, 64, 256
     return found
 
 
 def scene_owned_rows(ranks: Callable[[], Ranks], folder: Path) -> Any:
     """Rows of clients lie with their rank, and a rank that asks for others' is told so."""
     group = ranks()
-    backend = OwnRowsBackend(5, torch.zeros(2), group, DeviceBackend(group.part(5), torch.zeros(2)))
-    backend.write(backend.span(0, 5), torch.arange(10.0).view(5, 2))
+    backend = OwnRowsBackend(5, torch.zeros(2), group, DeviceBackend(group.count_owned(5), torch.zeros(2)))
+    backend.write(backend.index_range(0, 5), torch.arange(10.0).view(5, 2))
     mine = torch.arange(5)[group.owns(torch.arange(5))]
     assert torch.equal(backend.gather(RowIndex(mine)), torch.arange(10.0).view(5, 2)[mine])
     try:
         backend.gather(RowIndex(torch.arange(5)))
     except CoterieError as error:
-        return len(backend.below.changed()), str(error)
+        return len(backend.local.changed()), str(error)
 
 
 def scene_stop(ranks: Callable[[], Ranks], folder: Path) -> Any:

@@ -12,9 +12,9 @@ import torch
 
 from coterie import cli
 from coterie.errors import ConfigError, RunFolderError
-from coterie.rows import DeviceBackend, distributed, repeated
-from coterie.rows.distributed import Ranks, checksum, number_of
-from coterie.rows.distributed.backends import ShardedPlacement
+from coterie.rows import distributed, repeat_row
+from coterie.rows.backends import DeviceBackend
+from coterie.rows.distributed import Ranks, checksum, number_of, sharded_placement
 from coterie.rows.placement import Placement
 from coterie.runs import launch
 from coterie.runs.rounds import draw_cohort
@@ -64,18 +64,18 @@ def test_the_first_process_speaks_for_all(monkeypatch: pytest.MonkeyPatch, capsy
 def test_parts_of_a_rank() -> None:
     group = Ranks()
     group.rank, group.count = 1, 3
-    assert [group.part(7, rank) for rank in range(3)] == [3, 2, 2] and group.part(7) == 2
-    assert group.bounds(7) == [(0, 3), (3, 6), (6, 7)] and group.bounds(2) == [(0, 1), (1, 2), (2, 2)]
+    assert [group.count_owned(7, rank) for rank in range(3)] == [3, 2, 2] and group.count_owned(7) == 2
+    assert group.column_bounds(7) == [(0, 3), (3, 6), (6, 7)] and group.column_bounds(2) == [(0, 1), (1, 2), (2, 2)]
     assert torch.arange(7)[group.owns(torch.arange(7))].tolist() == [1, 4]
 
 
 def test_room_is_what_is_left_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Ranks(beside=4)
+    group = Ranks(local_count=4)
     monkeypatch.setattr("coterie.rows.placement.free_memory", lambda: 1000)
     cpu = torch.device("cpu")
     assert Placement("auto", cpu).choose(600) == "device" and Placement("auto", cpu).choose(601) == "disk"
-    assert ShardedPlacement("auto", cpu, None, ranks=group).choose(150) == "device"
-    assert ShardedPlacement("auto", cpu, None, ranks=group).choose(151) == "disk"
+    assert sharded_placement("auto", cpu, None, group).choose(150) == "device"
+    assert sharded_placement("auto", cpu, None, group).choose(151) == "disk"
 
 
 def test_bits_that_differ_are_told_apart() -> None:
@@ -102,13 +102,13 @@ def test_a_folder_that_another_process_writes(tmp_path: Path) -> None:
 
 
 def test_a_matrix_on_one_backend_owns_all_its_rows() -> None:
-    kept = repeated(torch.zeros(2), 3)
-    kept.move(DeviceBackend(3, torch.zeros(2)))
-    kept = kept.patched(kept.backend.span(1, 2), torch.ones(1, 2))
-    (chosen, block), *more = kept.own_blocks()
-    assert not more and chosen.host.tolist() == [0, 1, 2]
+    kept = repeat_row(torch.zeros(2), 3)
+    kept.move_to(DeviceBackend(3, torch.zeros(2)))
+    kept = kept.patched(kept.backend.index_range(1, 2), torch.ones(1, 2))
+    (chosen, block), *more = kept.local_blocks()
+    assert not more and chosen.on_host.tolist() == [0, 1, 2]
     assert torch.equal(block, torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]))
-    assert torch.equal(kept.pick_own(chosen), block)
+    assert torch.equal(kept.gather_local_rows(chosen), block)
 
 
 # ------------------------------------------------------------------------------------------------------ torchrun

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.client import Net
-from coterie.rows import Layout, Rows, nbytes, repeated
+from coterie.rows import Layout, Rows, nbytes, repeat_row
 
 
 @dataclass(frozen=True)
@@ -220,4 +220,4 @@ class Start:
         Tensor
             A new matrix ``[clients, ...]``; it is kept where there is room for it, and takes none before that is known.
         """
-        return repeated(self.row if row is None else row, self.clients)
+        return repeat_row(self.row if row is None else row, self.clients)

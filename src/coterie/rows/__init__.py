@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.rows.access import look_at_rows, put_rows, row_blocks, take_rows
+from coterie.rows.access import look_at_rows, put_rows, row_blocks, take_local_rows, take_rows
 from coterie.rows.algebra import (
     column_blocks,
     cosines,
@@ -13,20 +13,14 @@ from coterie.rows.algebra import (
     squared_distances,
     total,
 )
-from coterie.rows.backends import Backend, DeviceBackend, InitialBackend, RowIndex
 from coterie.rows.layout import Columns, Layout, Rows, nbytes
-from coterie.rows.matrix import ClientMatrix, chosen_of, repeated
+from coterie.rows.matrix import ClientMatrix, repeat_row
 
 __all__ = [
-    "Backend",
     "ClientMatrix",
     "Columns",
-    "DeviceBackend",
-    "InitialBackend",
     "Layout",
-    "RowIndex",
     "Rows",
-    "chosen_of",
     "column_blocks",
     "cosines",
     "distances_from",
@@ -36,9 +30,10 @@ __all__ = [
     "nbytes",
     "norms",
     "put_rows",
-    "repeated",
+    "repeat_row",
     "row_blocks",
     "squared_distances",
+    "take_local_rows",
     "take_rows",
     "total",
 ]

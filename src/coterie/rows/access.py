@@ -1,4 +1,4 @@
-"""Taking some rows of a matrix, and putting others in their place, wherever the matrix is kept."""
+"""Reading and replacing some rows of a matrix, a plain tensor or a client matrix, wherever it lies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from coterie.rows.matrix import ClientMatrix, chosen_of
+from coterie.rows.backends import RowIndex
+from coterie.rows.matrix import ClientMatrix
 
 
 def take_rows(rows: Tensor, index: Tensor) -> Tensor:
@@ -28,14 +29,32 @@ def take_rows(rows: Tensor, index: Tensor) -> Tensor:
     if not isinstance(rows, ClientMatrix):
         return rows[index]
     if index.dim() == 1:
-        return rows.pick(chosen_of(rows, index))
-    # A row that is wanted several times is brought here once.
+        return rows.gather_rows(RowIndex.of(index, rows.device))
+    # A row that is wanted several times is fetched once.
     each, place = index.unique(return_inverse=True)
-    return rows.pick(chosen_of(rows, each))[place]
+    return rows.gather_rows(RowIndex.of(each, rows.device))[place]
+
+
+def take_local_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """Give some of the rows that lie with this process: of a plain tensor, any.
+
+    Parameters
+    ----------
+    rows
+        A tensor whose first axis is the client.
+    index
+        Which rows ``[rows]``.
+
+    Returns
+    -------
+    Tensor
+        A copy ``[rows, ...]`` on the device that computes.
+    """
+    return rows.gather_local_rows(RowIndex(index)) if isinstance(rows, ClientMatrix) else rows[index]
 
 
 def look_at_rows(rows: Tensor, index: Tensor) -> Tensor:
-    """Give some rows to be read, and only before any is changed.
+    """Give some rows that are read before any is changed, without a copy where that is possible.
 
     Parameters
     ----------
@@ -53,7 +72,7 @@ def look_at_rows(rows: Tensor, index: Tensor) -> Tensor:
         return take_rows(rows, index)
     if not isinstance(rows, ClientMatrix):
         return rows
-    return take_rows(rows, index) if rows.backend.whole() is None else rows.dense()
+    return take_rows(rows, index) if rows.backend.device_tensor() is None else rows.dense()
 
 
 def put_rows(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
@@ -71,15 +90,15 @@ def put_rows(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        A new tensor, of which a kept matrix shares all other rows with the old.
+        A new tensor; a client matrix shares all other rows with the old one.
     """
     if isinstance(rows, ClientMatrix):
-        return rows.patched(chosen_of(rows, index), values)
+        return rows.patched(RowIndex.of(index, rows.device), values)
     return rows.index_copy(0, index, values.to(rows.dtype))
 
 
 def row_blocks(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Give all rows on the device that computes, in blocks where they are kept elsewhere.
+    """Give all rows on the device that computes, block by block where they lie elsewhere.
 
     Parameters
     ----------
@@ -93,7 +112,7 @@ def row_blocks(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
     """
     if not isinstance(rows, ClientMatrix):
         yield 0, rows
-    elif rows.is_cuda and rows.backend.whole() is not None:
+    elif rows.is_cuda and rows.backend.device_tensor() is not None:
         yield 0, rows.dense()
     else:
         yield from rows.blocks()

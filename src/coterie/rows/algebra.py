@@ -1,30 +1,30 @@
-"""The algebra of row matrices, in blocks of columns and, of matrices that are kept elsewhere, in blocks of rows.
+"""The algebra of row matrices, in blocks of columns and, for matrices that lie off the device, in blocks of rows.
 
-Sums are carried in float64 where a result feeds a decision (cosines, distances, Gram matrices), so that memory stays
-bounded and a float32 matrix loses nothing.
+Sums are carried in float64 where a result feeds a decision (cosines, distances, Gram matrices), in blocks, so that
+memory stays bounded and a float32 matrix loses nothing.
 
-On a CPU, how a matrix is cut depends on its shape and not on where it is kept, so that neither do the last bits. In a
-sharded run, what is done with a matrix whose rows are spread over ranks, and with other large ones, is shared out
-(:mod:`coterie.rows.distributed.collective`).
+On a CPU, how a matrix is cut depends on its shape and not on where it lies, so that neither do the last bits. Where
+several processes compute a run, a matrix that is spread over them and other large products are divided among them, in
+the four functions above :func:`norms` and in :func:`mix` (:mod:`coterie.rows._collectives`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from coterie.rows import matrix_units
+from coterie.rows._collectives import Collectives, RowsPart, divided
 from coterie.rows.access import row_blocks, take_rows
-from coterie.rows.distributed import collective
 from coterie.rows.matrix import ClientMatrix
 
-_MANY = 64  # sums from which on splitting their terms pays
-_LONG = 256  # terms of a sum from which on it costs more to compute than to send
-_BLOCK_ELEMENTS = 2**22  # elements of a float64 block: 32 MiB
-_AT_ONCE = 2**30  # bytes of a kept matrix that is taken into a CPU's memory for all pairs of its rows
-_PAIRED = 2**28  # bytes of a block of rows where pairs of blocks are multiplied
+_MANY_SUMS = 64  # from which on splitting their terms pays
+_LONG_SUM = 256  # terms from which on a sum costs more to compute than to send
+_BLOCK_ELEMENTS = 2**22  # of a float64 block: 32 MiB
+_DENSE_BYTES = 2**30  # up to which a client matrix is copied into a CPU's memory as a whole
+_PAIR_BYTES = 2**28  # of a block of rows where pairs of blocks are multiplied
 
 
 def column_blocks(rows: Tensor, clients: int | None = None) -> Iterator[Tensor]:
@@ -46,16 +46,30 @@ def column_blocks(rows: Tensor, clients: int | None = None) -> Iterator[Tensor]:
     yield from rows.split(width, dim=1)
 
 
-def _together(rows: Tensor) -> Tensor | None:
+def _dense(rows: Tensor) -> Tensor | None:
     """Give a matrix as a plain one, if it may lie on the device that computes as a whole."""
     if not isinstance(rows, ClientMatrix):
         return rows
-    room = _AT_ONCE
-    if rows.is_cuda:
-        room = torch.cuda.get_device_properties(rows.device).total_memory // 8
-        if rows.backend.whole() is not None:
-            return rows.dense()
-    return rows.dense() if rows.nbytes <= room else None
+    if rows.is_cuda and rows.backend.device_tensor() is not None:
+        return rows.dense()
+    return rows.dense() if _fits(rows) else None
+
+
+def _fits(rows: ClientMatrix, parts: int = 1) -> bool:
+    """Say whether one of so many equal parts of a matrix may lie on the device that computes."""
+    room = torch.cuda.get_device_properties(rows.device).total_memory // 8 if rows.is_cuda else _DENSE_BYTES
+    return rows.nbytes // parts <= room
+
+
+def _spread_over(rows: Tensor) -> Collectives | None:
+    """Give the processes over which the rows of a matrix are spread; ``None`` if all lie with this one."""
+    return rows.backend.collectives if isinstance(rows, ClientMatrix) else None
+
+
+def _divided(multiplications: int) -> Collectives | None:
+    """Give the processes among which a product of plain matrices is to be divided; ``None`` if it is not."""
+    group = divided()
+    return group if group is not None and group.pays(multiplications) else None
 
 
 def total(rows: Tensor, weights: Tensor) -> Tensor:
@@ -74,13 +88,7 @@ def total(rows: Tensor, weights: Tensor) -> Tensor:
         A float64 vector ``[parameters]``.
     """
     out = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
-    if ranks := collective.ranks_of(rows):
-        return collective.summed(
-            rows, ranks, out, lambda some, block: (block * weights[some.here].unsqueeze(1)).sum(0, dtype=torch.float64)
-        )
-    for begin, block in row_blocks(rows):
-        out += (block * weights[begin : begin + len(block)].unsqueeze(1)).sum(0, dtype=torch.float64)
-    return out
+    return _sum_rows(rows, out, lambda which, block: (block * weights[which].unsqueeze(1)).sum(0, dtype=torch.float64))
 
 
 def gram(rows: Tensor, other: Tensor | None = None) -> Tensor:
@@ -98,28 +106,23 @@ def gram(rows: Tensor, other: Tensor | None = None) -> Tensor:
     Tensor
         A float64 matrix ``[a, b]``.
     """
-    if other is not None and (ranks := collective.ranks_of(other)):
-        mine = rows.dense() if isinstance(rows, ClientMatrix) else rows
-        none = torch.empty(0, len(mine), dtype=torch.float64, device=mine.device)
-        return collective.each(other, ranks, none, lambda block: _gram(block, mine)).T
-    if other is not None and collective.ranks_of(rows):
-        return gram(other, rows).T
-    if other is not None and isinstance(other, ClientMatrix):
-        return torch.cat([gram(rows, block) for _, block in row_blocks(other)], 1)
-    if other is not None and isinstance(rows, ClientMatrix):
-        return torch.cat([gram(block, other) for _, block in row_blocks(rows)])
-    if other is None and isinstance(rows, ClientMatrix) and (ranks := rows.backend.ranks) and _fits(rows, ranks.count):
-        return _symmetric(collective.by_columns(rows, ranks, _gram))
-    plain = _together(rows)
-    if plain is None:
+    if other is None:
+        products = _sum_columns(rows, _gram)
+        if products is not None:
+            return products
         return _pairs(rows, torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device))
-    columns = plain if other is None else other
-    if ranks := collective.sharing_out(len(columns) * plain.numel()):
-        found = collective.sliced(
-            ranks, lambda some: _gram(plain[:, some], None if other is None else other[:, some]), plain.shape[1]
-        )
-        return _symmetric(found) if other is None else found
-    return _gram(plain, other)
+    if _spread_over(other) is not None:
+        dense = rows.dense() if isinstance(rows, ClientMatrix) else rows
+        return _map_rows(other, lambda block: _gram(block, dense)).T
+    if _spread_over(rows) is not None:
+        return gram(other, rows).T
+    if isinstance(other, ClientMatrix):
+        return torch.cat([gram(rows, block) for _, block in row_blocks(other)], 1)
+    if isinstance(rows, ClientMatrix):
+        return torch.cat([gram(block, other) for _, block in row_blocks(rows)])
+    if group := _divided(len(other) * rows.numel()):
+        return group.sum_slices(lambda columns: _gram(rows[:, columns], other[:, columns]), rows.shape[1])
+    return _gram(rows, other)
 
 
 def _gram(rows: Tensor, other: Tensor | None = None) -> Tensor:
@@ -141,23 +144,46 @@ def _symmetric(products: Tensor) -> Tensor:
     return (products + products.T) / 2
 
 
-def _fits(rows: ClientMatrix, count: int) -> bool:
-    """Say whether a process may hold one of so many parts of a kept matrix."""
-    room = torch.cuda.get_device_properties(rows.device).total_memory // 8 if rows.is_cuda else _AT_ONCE
-    return rows.nbytes // count <= room
+def _sum_rows(rows: Tensor, out: Tensor, part: RowsPart) -> Tensor:
+    """Add to zeros what ``part`` makes of every block of rows."""
+    if (group := _spread_over(rows)) is not None:
+        return group.sum_rows(rows, out, part)
+    for begin, block in row_blocks(rows):
+        out += part(slice(begin, begin + len(block)), block)
+    return out
+
+
+def _map_rows(rows: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+    """Put together what ``part`` finds for each row of every block."""
+    if (group := _spread_over(rows)) is not None:
+        return group.map_rows(rows, part)
+    return torch.cat([part(block) for _, block in row_blocks(rows)])
+
+
+def _sum_columns(rows: Tensor, products: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """Find products of all pairs of rows, which are sums over columns; ``None`` if the matrix is too large."""
+    if (group := _spread_over(rows)) is not None:
+        assert isinstance(rows, ClientMatrix)
+        return _symmetric(group.sum_columns(rows, products)) if _fits(rows, group.size) else None
+    plain = _dense(rows)
+    if plain is None:
+        return None
+    if group := _divided(len(plain) * plain.numel()):
+        return _symmetric(group.sum_slices(lambda columns: products(plain[:, columns]), plain.shape[1]))
+    return products(plain)
 
 
 def _pairs(rows: Tensor, centre: Tensor) -> Tensor:
-    """Inner products of all pairs of rows less a centre, of a matrix that is read in blocks of rows."""
+    """Inner products of all pairs of rows less a centre, two blocks of rows at a time."""
     assert isinstance(rows, ClientMatrix)
-    count = max(16, _PAIRED // max(1, rows.backend.row_bytes) // 16 * 16)
+    count = max(16, _PAIR_BYTES // max(1, rows.backend.row_bytes) // 16 * 16)
     out = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    ranks, turn = collective.ranks_of(rows), 0
+    group, turn = rows.backend.collectives, 0
     for begin, left in rows.blocks(count):
         for first, right in rows.blocks(count, begin):
             turn += 1
-            if ranks is not None and turn % ranks.count != ranks.rank:
-                continue  # another rank's
+            if group is not None and not group.takes(turn):
+                continue
             part = torch.zeros(len(left), len(right), dtype=torch.float64, device=rows.device)
             at = 0
             for one, two in zip(column_blocks(left, count), column_blocks(right, count), strict=True):
@@ -166,7 +192,7 @@ def _pairs(rows: Tensor, centre: Tensor) -> Tensor:
                 at += one.shape[1]
             out[begin : begin + len(left), first : first + len(right)] = part
             out[first : first + len(right), begin : begin + len(left)] = part.T
-    return _symmetric(out if ranks is None else ranks.sum(out))
+    return _symmetric(out if group is None else group.sum(out))
 
 
 def norms(rows: Tensor) -> Tensor:
@@ -182,10 +208,8 @@ def norms(rows: Tensor) -> Tensor:
     Tensor
         A float64 vector ``[clients]``.
     """
-    if ranks := collective.ranks_of(rows):
-        return collective.each(rows, ranks, torch.empty(0, dtype=torch.float64, device=rows.device), norms)
     if isinstance(rows, ClientMatrix):
-        return torch.cat([norms(block) for _, block in row_blocks(rows)])
+        return _map_rows(rows, norms)
     if rows.is_cuda:  # its reduction turns numbers into float64 as it reads them
         whole: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         return whole
@@ -231,19 +255,11 @@ def squared_distances(rows: Tensor) -> Tensor:
     Tensor
         A float64 matrix ``[clients, clients]``, symmetric and not negative.
     """
-    spread = collective.ranks_of(rows)
-    plain = None if spread else _together(rows)
     # Of the squares: what is below may be the matrix units' rounding, and equal models must lie at distance 0.
     floor = 2.0**-20 if matrix_units.pays(rows) else 0.0
-    if spread and isinstance(rows, ClientMatrix) and _fits(rows, spread.count):
-        products = _symmetric(collective.by_columns(rows, spread, _centred_gram))
-    elif plain is None:
+    products = _sum_columns(rows, _centred_gram)
+    if products is None:
         products, floor = _pairs(rows, _centre(rows)), 0.0
-    elif ranks := collective.sharing_out(len(plain) * plain.numel()):
-        found = collective.sliced(ranks, lambda some: _centred_gram(plain[:, some]), plain.shape[1])
-        products = _symmetric(found)
-    else:
-        products = _centred_gram(plain)
     square = products.diagonal()
     sums = square.unsqueeze(1) + square.unsqueeze(0)
     apart = sums - 2 * products
@@ -277,14 +293,14 @@ def distances_from(rows: Tensor, some: Tensor) -> Tensor:
     Tensor
         A float64 matrix ``[some, clients]``, not negative; a row's distance to itself may be of the order of rounding.
     """
-    mine, centre = take_rows(rows, some), _centre(rows)
+    origins, centre = take_rows(rows, some), _centre(rows)
 
     def both(block: Tensor) -> Tensor:
         """Give for each row of a block its products with those to measure from, and its square."""
-        product = torch.zeros(len(mine), len(block), dtype=torch.float64, device=rows.device)
+        product = torch.zeros(len(origins), len(block), dtype=torch.float64, device=rows.device)
         square = torch.zeros(len(block), dtype=torch.float64, device=rows.device)
-        most, at = max(len(mine), len(block)), 0
-        for left, right in zip(column_blocks(mine, most), column_blocks(block, most), strict=True):
+        most, at = max(len(origins), len(block)), 0
+        for left, right in zip(column_blocks(origins, most), column_blocks(block, most), strict=True):
             middle = centre[at : at + left.shape[1]]  # distances are small differences of large numbers otherwise
             wide = right.double() - middle
             product.addmm_(left.double() - middle, wide.T)
@@ -292,11 +308,7 @@ def distances_from(rows: Tensor, some: Tensor) -> Tensor:
             at += left.shape[1]
         return torch.cat([product, square.unsqueeze(0)]).T
 
-    if ranks := collective.ranks_of(rows):
-        none = torch.empty(0, len(mine) + 1, dtype=torch.float64, device=rows.device)
-        found = collective.each(rows, ranks, none, both)
-    else:
-        found = torch.cat([both(block) for _, block in row_blocks(rows)])
+    found = _map_rows(rows, both)
     products, square = found[:, :-1].T.contiguous(), found[:, -1].contiguous()
     return (square[some].unsqueeze(1) + square - 2 * products).clamp_min(0)
 
@@ -304,11 +316,7 @@ def distances_from(rows: Tensor, some: Tensor) -> Tensor:
 def _centre(rows: Tensor) -> Tensor:
     """Give the mean row in float64."""
     out = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
-    if ranks := collective.ranks_of(rows):
-        return collective.summed(rows, ranks, out, lambda _, block: block.sum(0, dtype=torch.float64)) / len(rows)
-    for _, block in row_blocks(rows):
-        out += block.sum(0, dtype=torch.float64)
-    return out / len(rows)
+    return _sum_rows(rows, out, lambda _, block: block.sum(0, dtype=torch.float64)) / len(rows)
 
 
 def mix(weights: Tensor, rows: Tensor) -> Tensor:
@@ -326,19 +334,19 @@ def mix(weights: Tensor, rows: Tensor) -> Tensor:
     Tensor
         ``[out, parameters]``, or ``[parameters]`` for a vector of weights.
     """
-    if ranks := collective.ranks_of(rows):
-        own = weights.to(rows.dtype)
-        start = torch.zeros((*own.shape[:-1], *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
-        return collective.summed(rows, ranks, start, lambda some, block: own[..., some.here] @ block)
-    many = weights.dim() == 2 and len(weights) >= _MANY
-    long = many and not isinstance(rows, ClientMatrix) and rows.dim() == 2 and len(rows) >= _LONG
-    if long and (ranks := collective.sharing_out(len(weights) * rows.numel())):
-        return collective.joined(ranks, lambda some: _mix(weights, rows[:, some], many), rows.shape[1])
+    if _spread_over(rows) is not None:
+        typed = weights.to(rows.dtype)
+        out = torch.zeros((*typed.shape[:-1], *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
+        return _sum_rows(rows, out, lambda which, block: typed[..., which] @ block)
+    many = weights.dim() == 2 and len(weights) >= _MANY_SUMS
+    long = many and not isinstance(rows, ClientMatrix) and rows.dim() == 2 and len(rows) >= _LONG_SUM
+    if long and (group := _divided(len(weights) * rows.numel())):
+        return group.join_slices(lambda columns: _mix(weights, rows[:, columns], many), rows.shape[1])
     return _mix(weights, rows, many)
 
 
 def _mix(weights: Tensor, rows: Tensor, many: bool) -> Tensor:
-    plain = _together(rows) if many and (rows.is_cuda or not isinstance(rows, ClientMatrix)) else None
+    plain = _dense(rows) if many and (rows.is_cuda or not isinstance(rows, ClientMatrix)) else None
     if plain is not None and matrix_units.pays(plain):
         return matrix_units.mixed(weights, plain)
     weights = weights.to(rows.dtype)

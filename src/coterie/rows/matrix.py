@@ -2,9 +2,9 @@
 
 To its reader a :class:`ClientMatrix` is a tensor. Behind it is a :class:`Backend`, which holds the rows on the
 device, in the host's memory or on disk. Replacing rows (``put_rows``) gives another matrix on the same backend with a
-patch over it, and costs no more than those rows: the old one is still what it was. :meth:`ClientMatrix.settle` writes
-the patch to the backend. Whoever still holds an older matrix of that backend then finds the old rows in a patch of
-its own: no matrix ever changes under its reader. Where nobody does, nothing is kept of the old rows.
+patch over it, and costs no more than those rows: the old one is still what it was. :meth:`ClientMatrix.commit` writes
+the patch to the backend. An older matrix on that backend that is still referenced then gets the old rows as a patch of
+its own: no matrix ever changes under its reader. Where there is none, nothing is copied.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from coterie.errors import AlgorithmError
+from coterie.rows._overlay import Overlay, Patch
 from coterie.rows.backends import Backend, InitialBackend, RowIndex
-from coterie.rows.overlay import Overlay, joined
 
 BLOCK_BYTES = 2**26
 """Bytes of the blocks of rows in which a matrix is read as a whole."""
@@ -35,40 +35,40 @@ class ClientMatrix(Tensor):
     ----------
     backend
         Where the rows lie.
-    held
-        The rows with what stands over them; by default the backend's as they are.
+    overlay
+        That backend with the patch that stands over it; by default none does.
     """
 
-    _held: Overlay
+    _overlay: Overlay
 
     @staticmethod
-    def __new__(cls, backend: Backend, held: Overlay | None = None) -> ClientMatrix:
+    def __new__(cls, backend: Backend, overlay: Overlay | None = None) -> ClientMatrix:
         """Make the tensor, which has a shape, a type and a device, but no memory of its own."""
         made: ClientMatrix = Tensor._make_wrapper_subclass(
             cls, backend.shape, dtype=backend.dtype, device=backend.device
         )
-        made._held = held or Overlay(backend)
+        made._overlay = overlay or Overlay(backend)
         return made
 
-    def __init__(self, backend: Backend, held: Overlay | None = None) -> None:
+    def __init__(self, backend: Backend, overlay: Overlay | None = None) -> None:
         super().__init__()
 
     @property
     def backend(self) -> Backend:
         """Where the rows lie."""
-        return self._held.backend
+        return self._overlay.backend
 
     @property
     def patch(self) -> Tensor | None:
-        """The rows that stand over the backend's and are not settled yet."""
-        return self._held.values
+        """The rows that were replaced and not committed yet."""
+        return None if self._overlay.patch is None else self._overlay.patch.rows
 
-    def pick(self, chosen: RowIndex) -> Tensor:
+    def gather_rows(self, index: RowIndex) -> Tensor:
         """Give some rows.
 
         Parameters
         ----------
-        chosen
+        index
             Which.
 
         Returns
@@ -76,14 +76,14 @@ class ClientMatrix(Tensor):
         Tensor
             A copy.
         """
-        return self._held.take(chosen)
+        return self._overlay.gather(index)
 
-    def pick_own(self, chosen: RowIndex) -> Tensor:
+    def gather_local_rows(self, index: RowIndex) -> Tensor:
         """Give some of the rows that lie with this process.
 
         Parameters
         ----------
-        chosen
+        index
             Which.
 
         Returns
@@ -91,52 +91,37 @@ class ClientMatrix(Tensor):
         Tensor
             A copy.
         """
-        return self._held.take(chosen, own=True)
+        return self._overlay.gather(index, local=True)
 
-    def patched(self, chosen: RowIndex, values: Tensor) -> ClientMatrix:
+    def patched(self, index: RowIndex, values: Tensor) -> ClientMatrix:
         """Give the matrix with some rows replaced.
 
         Parameters
         ----------
-        chosen
+        index
             Which, each once.
         values
             What to put there; copied, so that whoever made them may change them.
 
         Returns
         -------
-        Kept
+        ClientMatrix
             Another matrix on the same backend; this one is left as it is.
         """
-        held, backend = self._held, self.backend
-        own = torch.empty((len(chosen), *backend.shape[1:]), dtype=backend.dtype, device=backend.device).copy_(values)
-        if bool((chosen.host[1:] <= chosen.host[:-1]).any()):
-            order = chosen.host.argsort()
-            chosen, own = (
-                RowIndex(chosen.here[order.to(backend.device)], chosen.host[order]),
-                own[order.to(backend.device)],
-            )
-        patch = (chosen, own)
-        if held.chosen is not None and held.values is not None:
-            patch = joined((held.chosen, held.values), patch)
-        return ClientMatrix(backend, Overlay(backend, *patch))
+        old, backend = self._overlay.patch, self.backend
+        rows = torch.empty((len(index), *backend.shape[1:]), dtype=backend.dtype, device=backend.device).copy_(values)
+        if bool((index.on_host[1:] <= index.on_host[:-1]).any()):
+            order = index.on_host.argsort()
+            on_device = order.to(backend.device)
+            index, rows = RowIndex(index.on_device[on_device], index.on_host[order]), rows[on_device]
+        patch = Patch(index, rows)
+        return ClientMatrix(backend, Overlay(backend, patch if old is None else patch.over(old)))
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Write to the backend what stands over it; may be stopped and called again."""
-        held, backend = self._held, self.backend
-        if held.chosen is None or held.values is None:
-            return
-        others = [other for reader in backend.readers if (other := reader()) is not None and other is not held]
-        if backend.anybody(bool(others)):  # how long a reader lives may differ by process, what it reads may not
-            below = (held.chosen, backend.gather(held.chosen))
-            for other in others:
-                over = None if other.chosen is None or other.values is None else (other.chosen, other.values)
-                # What another matrix has over these rows already is what it must go on to show.
-                other.chosen, other.values = below if over is None else joined(below, over)
-        backend.write(held.chosen, held.values)
-        held.chosen = held.values = None
+        self._overlay.commit()
 
-    def move(self, backend: Backend) -> None:
+    def move_to(self, backend: Backend) -> None:
         """Lie on another backend from now on.
 
         Parameters
@@ -144,7 +129,7 @@ class ClientMatrix(Tensor):
         backend
             A backend with the same rows.
         """
-        self._held = Overlay(backend, self._held.chosen, self._held.values)
+        self._overlay = Overlay(backend, self._overlay.patch)
 
     def blocks(self, rows: int | None = None, first: int = 0) -> Iterator[tuple[int, Tensor]]:
         """Give rows, block after block.
@@ -161,21 +146,25 @@ class ClientMatrix(Tensor):
         tuple
             The first row's number, and consecutive rows on the device that computes, which must not be changed.
         """
-        # Of 16 rows, so that a block that is copied lies in memory as one that is not: alignment can decide a last bit.
-        rows = rows or max(16, BLOCK_BYTES // max(1, self.backend.row_bytes) // 16 * 16)
-        for block in self._held.blocks(rows, first):
+        for block in self._overlay.blocks(rows or self._block_rows, first):
             yield first, block
             first += len(block)
 
-    def own_blocks(self) -> Iterator[tuple[RowIndex, Tensor]]:
-        """Give the rows that lie with this process, block after block; all of them, unless they are spread over ranks.
+    @property
+    def _block_rows(self) -> int:
+        # A multiple of 16, so that a block that is copied lies in memory as one that is not: alignment can decide a
+        # last bit.
+        return max(16, BLOCK_BYTES // max(1, self.backend.row_bytes) // 16 * 16)
+
+    def local_blocks(self) -> Iterator[tuple[RowIndex, Tensor]]:
+        """Give the rows that lie with this process, block after block; all of them, unless other processes have some.
 
         Yields
         ------
         tuple
             Which rows, and the rows on the device that computes, which must not be changed.
         """
-        yield from self._held.own_blocks(max(16, BLOCK_BYTES // max(1, self.backend.row_bytes) // 16 * 16))
+        yield from self._overlay.local_blocks(self._block_rows)
 
     def dense(self) -> Tensor:
         """Give all rows at once.
@@ -185,9 +174,9 @@ class ClientMatrix(Tensor):
         Tensor
             A plain matrix on the device that computes, which must not be changed: it may be the backend's own.
         """
-        whole = self.backend.whole()
-        if whole is not None and self._held.chosen is None:
-            return whole
+        matrix = self.backend.device_tensor()
+        if matrix is not None and self._overlay.patch is None:
+            return matrix
         out = torch.empty(self.backend.shape, dtype=self.backend.dtype, device=self.backend.device)
         for begin, block in self.blocks():
             out[begin : begin + len(block)] = block
@@ -197,29 +186,29 @@ class ClientMatrix(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what is asked of the matrix as a tensor."""
         kwargs = kwargs or {}
-        if func in _OUTSIDE:
+        if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         first = args[0] if args else None
         if func is Tensor.__getitem__ and isinstance(first, ClientMatrix):
-            chosen = _chosen(first, args[1])
-            if chosen is not None:
-                rows = first.pick(chosen)
-                return rows[0] if isinstance(args[1], int) else rows.view(*_shape_of(args[1], chosen), *rows.shape[1:])
+            index = _row_index(first, args[1])
+            if index is not None:
+                rows = first.gather_rows(index)
+                return rows[0] if isinstance(args[1], int) else rows.view(*_shape_of(args[1], index), *rows.shape[1:])
         name = getattr(func, "__name__", "")
         if isinstance(first, ClientMatrix) and name.startswith("new_"):
-            return func(first.backend.opening, *args[1:], **kwargs)
+            return func(first.backend.initial_row, *args[1:], **kwargs)
         if isinstance(kwargs.get("out"), ClientMatrix) or name in ("__set__", "__delete__"):
-            raise AlgorithmError(f"rows that are kept for all clients cannot be changed by {name!r}: use put_rows")
-        if isinstance(first, ClientMatrix) and _changes(name):
-            # Whoever has the matrix in hand may change it, as any tensor; it costs the whole of it.
-            own = first.dense().clone()
-            func(own, *_plain(args[1:], []), **_plain(kwargs, []))
-            first._held = Overlay(first.backend, first.backend.span(0, len(first)), own)
+            raise AlgorithmError(f"a client matrix cannot be changed by {name!r}: use put_rows")
+        if isinstance(first, ClientMatrix) and _is_in_place(name):
+            # A matrix may be changed in place as any tensor may; it costs a patch as large as the whole of it.
+            rows = first.dense().clone()
+            func(rows, *_plain(args[1:], []), **_plain(kwargs, []))
+            first._overlay = Overlay(first.backend, Patch(first.backend.index_range(0, len(first)), rows))
             return None if name == "__setitem__" else first
         bases: list[Tensor] = []
         result = func(*_plain(args, bases), **_plain(kwargs, bases))
-        return _apart(result, {base.untyped_storage().data_ptr() for base in bases})
+        return _copied(result, {base.untyped_storage().data_ptr() for base in bases})
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -228,7 +217,7 @@ class ClientMatrix(Tensor):
 
 
 # What a tensor says about itself without looking at its numbers.
-_OUTSIDE = {
+_METADATA = {
     Tensor.__len__,
     Tensor.size,
     Tensor.dim,
@@ -258,14 +247,14 @@ _OPERATORS = (
     "lshift",
     "rshift",
 )
-_CHANGING = {"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)}
+_IN_PLACE = {"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)}
 
 
-def _changes(name: str) -> bool:
-    return name in _CHANGING or (name.endswith("_") and not name.endswith("__"))
+def _is_in_place(name: str) -> bool:
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
-def _chosen(rows: ClientMatrix, index: Any) -> RowIndex | None:
+def _row_index(rows: ClientMatrix, index: Any) -> RowIndex | None:
     """Read an index of rows as tensors take it; ``None`` if it is another kind of index."""
     count = len(rows)
     if isinstance(index, bool):
@@ -285,35 +274,17 @@ def _chosen(rows: ClientMatrix, index: Any) -> RowIndex | None:
     if bool(((host < -count) | (host >= count)).any()):
         raise IndexError(f"there are {count} rows, numbered from 0: {index} is out of range")
     host = torch.where(host < 0, host + count, host)
-    return RowIndex(host.to(rows.device), host)
+    return RowIndex.from_host(host, rows.device)
 
 
-def _shape_of(index: Any, chosen: RowIndex) -> tuple[int, ...]:
+def _shape_of(index: Any, rows: RowIndex) -> tuple[int, ...]:
     if isinstance(index, Tensor) and index.dtype != torch.bool:
         return tuple(index.shape)
-    return (len(chosen),)
-
-
-def chosen_of(rows: Tensor, index: Tensor) -> RowIndex:
-    """Read the numbers of rows.
-
-    Parameters
-    ----------
-    rows
-        A matrix.
-    index
-        Row numbers of any shape, counted from 0.
-
-    Returns
-    -------
-    Chosen
-        The same, in one line.
-    """
-    return RowIndex(index.reshape(-1).to(rows.device, torch.int64))
+    return (len(rows),)
 
 
 def _plain(value: Any, bases: list[Tensor]) -> Any:
-    """Replace kept matrices by plain ones; collects those that are a backend's own."""
+    """Replace client matrices by plain tensors, which may be a backend's own and are collected in ``bases``."""
     if isinstance(value, ClientMatrix):
         dense = value.dense()
         bases.append(dense)
@@ -325,19 +296,19 @@ def _plain(value: Any, bases: list[Tensor]) -> Any:
     return value
 
 
-def _apart(value: Any, bases: set[int]) -> Any:
-    """Copy what would be a window into a backend: backends change in place."""
+def _copied(value: Any, bases: set[int]) -> Any:
+    """Copy what would be a view of a backend's matrix: backends change in place."""
     if isinstance(value, Tensor):
         return value.clone() if value.untyped_storage().data_ptr() in bases and value.numel() else value
     if isinstance(value, np.ndarray):
         return value.copy()
     if type(value) in (list, tuple):
-        return type(value)(_apart(item, bases) for item in value)
+        return type(value)(_copied(item, bases) for item in value)
     return value
 
 
-def repeated(row: Tensor, count: int) -> ClientMatrix:
-    """Make a matrix whose rows are all alike; it takes room once it is known where.
+def repeat_row(row: Tensor, count: int) -> ClientMatrix:
+    """Make a matrix whose rows are all alike; it takes room only once it is known where.
 
     Parameters
     ----------
@@ -348,7 +319,7 @@ def repeated(row: Tensor, count: int) -> ClientMatrix:
 
     Returns
     -------
-    Kept
+    ClientMatrix
         A matrix ``[count, ...]``.
     """
     return ClientMatrix(InitialBackend(count, row))

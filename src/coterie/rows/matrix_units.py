@@ -23,57 +23,35 @@ from torch import Tensor
 
 from coterie import kernels
 
-_LARGE = 2**27
+_LARGE_ELEMENTS = 2**27
 """Elements from which on the splitting pays; below, plain products are quick enough."""
 
 BLOCK = 2**12
 """Columns over which sums are carried in the matrix units, which cut off what they cannot hold instead of rounding."""
 
-_WIDE = 32 * BLOCK
+_SPLIT_COLUMNS = 32 * BLOCK
 """Columns that are split at a time."""
 
-_WIDEST = 2**21
+_CENTRE_COLUMNS = 2**21
 """Columns of which the centre is found at a time: of few rows, so more of them."""
 
-_ASKED = 27
+_SAMPLED = 27
 """Rows whose middle is the centre: a power of three."""
 
-_TOP = 15
+_TOP_EXPONENT = 15
 """Scaled numbers lie below 2 to this; half precision reaches to almost 2¹⁶."""
 
 
 def pays(rows: Tensor) -> bool:
-    """Say whether splitting pays for a matrix.
-
-    Parameters
-    ----------
-    rows
-        The matrix.
-
-    Returns
-    -------
-    bool
-        True for a large float32 matrix on a GPU.
-    """
-    if not (rows.is_cuda and rows.dtype == torch.float32 and rows.numel() >= _LARGE):
+    """Say whether splitting pays: for a large float32 matrix on a GPU that has matrix units."""
+    if not (rows.is_cuda and rows.dtype == torch.float32 and rows.numel() >= _LARGE_ELEMENTS):
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability(rows.device) >= (7, 0)
 
 
 @contextlib.contextmanager
 def tf32(on: bool = True) -> Iterator[None]:
-    """Let the matrix units round to TF32 (or not), and put PyTorch's process-wide switch back afterwards.
-
-    Parameters
-    ----------
-    on
-        Whether they may.
-
-    Yields
-    ------
-    None
-        While the context is open.
-    """
+    """Let the matrix units round to TF32 (or not), and put PyTorch's process-wide switch back afterwards."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32, cudnn.allow_tf32 = on, on
@@ -90,34 +68,15 @@ to 11 elsewhere. Sums are float32 in any case."""
 
 @contextlib.contextmanager
 def rounded(precision: Precision) -> Iterator[None]:
-    """Let products be rounded so.
-
-    Parameters
-    ----------
-    precision
-        How.
-
-    Yields
-    ------
-    None
-        While the context is open.
-    """
+    """Let products be rounded to this precision while the context is open."""
     with tf32(precision != "float32"), kernels.coarse(precision == "bf16"):
         yield
 
 
 def split(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut numbers into two of half precision, the larger part rounded to nearest.
+    """Cut float32 numbers below 2¹⁶ into two of half precision, the larger part rounded to nearest.
 
-    Parameters
-    ----------
-    values
-        Float32 numbers, below 2¹⁶.
-
-    Returns
-    -------
-    tuple of Tensor
-        The larger parts and the rests; their sum is ``values`` to 23 significant bits, or to 2⁻²⁵ where that is more.
+    Their sum is the number to 23 significant bits, or to 2⁻²⁵ where that is more.
     """
     high = values.half()
     return high, (values - high.float()).half()
@@ -126,16 +85,8 @@ def split(values: Tensor) -> tuple[Tensor, Tensor]:
 def middle(values: Tensor) -> Tensor:
     """Find in each column a number in the middle: the median of three medians of three, and so on.
 
-    Parameters
-    ----------
-    values
-        A matrix of :data:`_ASKED` rows, or of another power of three.
-
-    Returns
-    -------
-    Tensor
-        A number of each column that has about as many above as below it; fewer than a quarter of the rows cannot move
-        it far but by chance.
+    There must be :data:`_SAMPLED` rows, or another power of three. About as many numbers are above it as below it, and
+    fewer than a quarter of the rows cannot move it far but by chance.
     """
     while len(values) > 1:
         one, two, three = values.unflatten(0, (3, -1))
@@ -144,9 +95,9 @@ def middle(values: Tensor) -> Tensor:
 
 
 def _power(most: Tensor) -> Tensor:
-    """Give the powers of two by which numbers up to so much are divided to lie below :data:`_TOP`'s."""
+    """Give the powers of two by which numbers up to so much are divided to lie below :data:`_TOP_EXPONENT`'s."""
     _, exponent = torch.frexp(most)
-    return torch.ldexp(torch.ones_like(most), exponent.clamp(-100, 128) - _TOP)
+    return torch.ldexp(torch.ones_like(most), exponent.clamp(-100, 128) - _TOP_EXPONENT)
 
 
 class _Blocks:
@@ -157,11 +108,11 @@ class _Blocks:
 
     def __init__(self, rows: Tensor, parts: int) -> None:
         self.rows = rows
-        self.width = min(_WIDE, -(-rows.shape[1] // BLOCK) * BLOCK)
+        self.width = min(_SPLIT_COLUMNS, -(-rows.shape[1] // BLOCK) * BLOCK)
         self.height = -(-(len(rows) + 1) // 16) * 16
         self.parts = torch.zeros(parts, self.height, self.width, dtype=torch.float16, device=rows.device)
-        asked = torch.arange(_ASKED, device=rows.device) * len(rows) // _ASKED
-        self.centre = torch.cat([middle(block[asked]) for block in rows.split(_WIDEST, 1)])
+        sampled = torch.arange(_SAMPLED, device=rows.device) * len(rows) // _SAMPLED
+        self.centre = torch.cat([middle(block[sampled]) for block in rows.split(_CENTRE_COLUMNS, 1)])
         furthest = torch.linalg.vector_norm(rows, torch.inf, dim=1)
         common = torch.linalg.vector_norm(self.centre, torch.inf)
         self.scale = _power(torch.cat([furthest + common, common.unsqueeze(0)]))  # of rows, and last of their centre
@@ -203,18 +154,10 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def centred_gram(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inner products of all pairs of rows less a centre, and what is needed to undo the centring.
+    """Inner products of all pairs of rows less a centre, and what is needed to undo the centring, in float64.
 
-    Parameters
-    ----------
-    rows
-        A float32 matrix ``[clients, parameters]``.
-
-    Returns
-    -------
-    tuple of Tensor
-        In float64: the products ``[clients, clients]``, symmetric, each row's product with the centre ``[clients]``,
-        and the centre's with itself.
+    The products ``[clients, clients]`` are symmetric; then come each row's product with the centre ``[clients]``, and
+    the centre's with itself.
     """
     count = len(rows)
     rough = torch.backends.cuda.matmul.allow_tf32
@@ -235,20 +178,7 @@ def centred_gram(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def mixed(weights: Tensor, rows: Tensor) -> Tensor:
-    """Weighted sums of rows.
-
-    Parameters
-    ----------
-    weights
-        A matrix ``[out, clients]``.
-    rows
-        A float32 matrix ``[clients, parameters]``.
-
-    Returns
-    -------
-    Tensor
-        ``[out, parameters]``.
-    """
+    """Weighted sums of rows, ``[out, clients]`` by ``[clients, parameters]``."""
     count = len(rows)
     rough = torch.backends.cuda.matmul.allow_tf32
     blocks = _Blocks(rows, 1 if rough else 3)

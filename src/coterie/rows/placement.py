@@ -1,9 +1,10 @@
-"""Where the state of all clients is kept: on the device, in the host's memory or on disk, chosen by size."""
+"""Chooses where the rows of all clients lie (on the device, in the host's memory or on disk) and prefetches them."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -11,210 +12,202 @@ import torch
 from torch import Tensor
 
 from coterie.errors import ConfigError
-from coterie.rows import Backend, ClientMatrix, DeviceBackend, RowIndex, Rows, repeated
-from coterie.rows.off_device import DiskBackend, HostBackend, OffDeviceBackend
-from coterie.rows.transfers import Transfers, free_memory
+from coterie.memory import free_memory
+from coterie.rows._transfers import Transfers
+from coterie.rows.backends import Backend, DeviceBackend, DiskBackend, HostBackend, OffDeviceBackend, RowIndex
+from coterie.rows.layout import Rows
+from coterie.rows.matrix import ClientMatrix, repeat_row
 
 Keep = Literal["auto", "device", "host", "disk"]
 """Where rows are kept; ``auto`` is the first of the others with room for them."""
 
 Place = Literal["device", "host", "disk"]
 
-_SMALL = 2**12  # bytes: shorter rows stay on the device
-_OF_DEVICE, _OF_MEMORY = 0.5, 0.6  # parts of what is free that may be filled; the rest is for computing
+PLACES: tuple[Place, ...] = ("device", "host", "disk")
+
+_SMALL_ROW = 2**12  # bytes: shorter rows stay on the device
+_DEVICE_SHARE, _HOST_SHARE = 0.5, 0.6  # of what is free that rows may fill; the rest is for computing
+
+
+class Sharding:
+    """Which rows of a matrix lie with this process: all of them. A sharded run gives a placement another."""
+
+    processes_on_machine: int = 1
+    """How many processes of the run share the memory of this machine."""
+
+    def row_count(self, rows: int) -> int:
+        """Say how many rows of a matrix with so many lie with one process, at most."""
+        return rows
+
+    def row_index(self, clients: Tensor) -> RowIndex:
+        """Say where the rows of those of some clients that are this process's lie on its backends."""
+        return RowIndex(clients)
+
+    def agree(self, place: Place) -> Place:
+        """Choose one place for all processes, given the first that has room in this one."""
+        return place
+
+    def backend(self, old: Backend, make: Callable[[int], Backend], of_server: bool) -> Backend:
+        """Make the backend of a matrix that lies on ``old``; ``make`` makes one for so many rows in this process."""
+        return make(old.shape[0])
 
 
 class Placement:
-    """Finds a place for the rows of all clients, and has those of the next cohort brought.
+    """Finds a place for the rows of all clients, and has those of the next cohort fetched.
 
     Parameters
     ----------
     keep
-        Where they are to lie.
+        Where they are to lie; once they are placed, where they do.
     device
         The device that computes.
     scratch
         Folder for files; the system's own for such things by default.
+    sharding
+        Which rows lie with this process; all of them by default.
     """
 
-    def __init__(self, keep: Keep, device: torch.device, scratch: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        keep: Keep,
+        device: torch.device,
+        scratch: str | os.PathLike[str] | None = None,
+        sharding: Sharding | None = None,
+    ) -> None:
         self.keep: Keep = keep
         self._device, self._scratch = device, Path(tempfile.gettempdir() if scratch is None else scratch)
+        self._sharding = sharding or Sharding()
         self._transfers: Transfers | None = None
-        self._away: list[OffDeviceBackend] = []
-        self._next: RowIndex | None = None
-        self._beside = 1  # processes of this run that share the machine's memory
+        self._off_device: list[OffDeviceBackend] = []
+        self._expected: RowIndex | None = None
 
     def place(self, server: Rows, clients: Rows, count: int) -> tuple[Rows, Rows]:
-        """Give every matrix a place, where it lies alone.
+        """Put every matrix on a backend of its own.
 
-        Parameters
-        ----------
-        server
-            The server's state; only matrices made by :func:`coterie.rows.repeated` are placed.
-        clients
-            The clients' state; all that has a row for each is placed.
-        count
-            How many clients.
-
-        Returns
-        -------
-        tuple of Rows
-            Both states, in their places.
+        Of the server's state these are the matrices that :func:`~coterie.rows.repeat_row` made, of the clients' all
+        that have a row for each of the ``count`` clients.
         """
-        seen: set[int] = set()
+        taken: set[Backend] = set()
         server = {
-            name: _alone(value, seen) if isinstance(value, ClientMatrix) else value for name, value in server.items()
+            name: _on_own_backend(value, taken) if isinstance(value, ClientMatrix) else value
+            for name, value in server.items()
         }
         clients = {
-            name: _alone(value, seen)
+            name: _on_own_backend(value, taken)
             if isinstance(value, ClientMatrix) or (value.dim() and len(value) == count)
             else value
             for name, value in clients.items()
         }
-        kept = [value for value in (*server.values(), *clients.values()) if isinstance(value, ClientMatrix)]
-        large = [
-            self._rows(len(value)) * value.backend.row_bytes for value in kept if value.backend.row_bytes >= _SMALL
+        matrices = [value for value in (*server.values(), *clients.values()) if isinstance(value, ClientMatrix)]
+        sizes = [
+            self._sharding.row_count(len(matrix)) * matrix.backend.row_bytes
+            for matrix in matrices
+            if matrix.backend.row_bytes >= _SMALL_ROW
         ]
-        place: Place = self.choose(sum(large)) if self.keep == "auto" else self.keep
+        place: Place = self.choose(sum(sizes)) if self.keep == "auto" else self.keep
         self.keep = place
-        for state in (server, clients):
-            for value in state.values():
-                if isinstance(value, ClientMatrix):
-                    value.move(self._backend(value.backend, place, state is server))
-                    value.settle()
+        for state, of_server in ((server, True), (clients, False)):
+            for matrix in state.values():
+                if isinstance(matrix, ClientMatrix):
+                    matrix.move_to(self._new_backend(matrix.backend, place, of_server))
+                    matrix.commit()
         return server, clients
 
-    def _rows(self, count: int) -> int:
-        """Say how many rows of a matrix lie with this process."""
-        return count
-
-    def _chosen(self, clients: Tensor) -> RowIndex:
-        """Say where the rows of clients lie on the backends of this process."""
-        return RowIndex(clients)
-
     def choose(self, size: int) -> Place:
-        """Choose where to keep so many bytes.
+        """Choose the first place with room for so many bytes of this process."""
+        return self._sharding.agree(self._first_with_room(size))
 
-        Parameters
-        ----------
-        size
-            Bytes of all matrices together.
-
-        Returns
-        -------
-        str
-            The first place with room for them.
-        """
+    def _first_with_room(self, size: int) -> Place:
         if self._device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._device)
-            if size <= _OF_DEVICE * free:
+            if size <= _DEVICE_SHARE * free:
                 return "device"
-        if size <= _OF_MEMORY * free_memory() / self._beside:
-            return "device" if self._on_host() else "host"
+        if size <= _HOST_SHARE * free_memory() / self._sharding.processes_on_machine:
+            return "device" if self._device_is_host() else "host"
         return "disk"
 
-    def _on_host(self) -> bool:
+    def _device_is_host(self) -> bool:
         """Whether the device computes in the host's memory, so that rows that are kept there need no other backend."""
         return self._device.type == "cpu"
 
-    def _backend(self, old: Backend, place: Place, is_server: bool) -> Backend:
-        """Make a backend for a matrix of the server's or of the clients' state."""
-        return self._plain_backend(old.shape[0], old.opening, place)
+    def _new_backend(self, old: Backend, place: Place, of_server: bool) -> Backend:
+        return self._sharding.backend(old, lambda count: self._local_backend(count, old.initial_row, place), of_server)
 
-    def _plain_backend(self, count: int, opening: Tensor, place: Place) -> Backend:
-        if place == "device" or opening.nbytes < _SMALL or (place == "host" and self._on_host()):
-            return DeviceBackend(count, opening)
+    def _local_backend(self, count: int, initial_row: Tensor, place: Place) -> Backend:
+        on_device = place == "device" or (place == "host" and self._device_is_host())
+        if on_device or initial_row.nbytes < _SMALL_ROW:
+            return DeviceBackend(count, initial_row)
         self._transfers = self._transfers or Transfers(self._device)
         new: OffDeviceBackend
         if place == "host":
-            new = HostBackend(count, opening, self._transfers)
+            new = HostBackend(count, initial_row, self._transfers)
         else:
-            new = DiskBackend(count, opening, self._transfers, self._folder())
-        self._away.append(new)
+            new = DiskBackend(count, initial_row, self._transfers, self._scratch_folder())
+        self._off_device.append(new)
         return new
 
-    def _folder(self) -> Path:
+    def _scratch_folder(self) -> Path:
         if not self._scratch.is_dir():
             raise ConfigError(f"scratch is {str(self._scratch)!r}, but must be a folder that is there")
         return self._scratch
 
-    def expect(self, clients: Tensor | None) -> None:
-        """Say whose rows will be asked for next.
+    # What the simulation says of its rounds, so that rows are there when they are asked for. A cohort is a function of
+    # the seed and the round: the next one is known while this one trains.
 
-        Parameters
-        ----------
-        clients
-            The next cohort, in increasing order; ``None`` if it is not known.
-        """
-        self._next = None if clients is None or not self._away else self._chosen(clients)
+    def expect(self, clients: Tensor | None) -> None:
+        """Say whose rows will be asked for next, in increasing order; ``None`` if that is not known."""
+        self._expected = None if clients is None or not self._off_device else self._sharding.row_index(clients)
 
     def begin(self, clients: Tensor | None = None) -> None:
-        """Say that a round or an evaluation begins.
-
-        Parameters
-        ----------
-        clients
-            The cohort of a round; what was brought for others is dropped.
-        """
-        cohort = None if clients is None or not self._away else self._chosen(clients)
-        for backend in self._away:
-            backend.asked = False
+        """Begin a round of these clients, or an evaluation; what was fetched for other cohorts is dropped."""
+        cohort = None if clients is None or not self._off_device else self._sharding.row_index(clients)
+        for backend in self._off_device:
+            backend.gathered = False
             if cohort is not None:
-                backend.forget(cohort)
+                backend.drop_prefetched(keep=cohort)
 
     def end(self) -> None:
-        """Say that a round ends: what was asked for in it will be in the next."""
-        for backend in self._away:
-            backend.useful = backend.asked
+        """End a round: matrices that were asked for in it will be in the next."""
+        for backend in self._off_device:
+            backend.gathered_last_round = backend.gathered
 
     def prefetch(self, in_round: bool = False) -> None:
-        """Have rows brought for whom :meth:`expect` named, from the backends that were asked; then forget them.
+        """Have the rows of the clients that :meth:`expect` named fetched, once, if there is room for them.
 
-        Parameters
-        ----------
-        in_round
-            Also from those that were asked in the last round.
+        They come from the backends that were asked since :meth:`begin`; in a round, also from those that were asked in
+        the last one, for the server's rows are asked for only after the clients have trained.
         """
-        chosen, self._next = self._next, None
-        if chosen is None:
+        index, self._expected = self._expected, None
+        if index is None:
             return
-        wanted = [backend for backend in self._away if backend.asked or (in_round and backend.useful)]
-        if self._has_room(sum(len(chosen) * backend.row_bytes for backend in wanted)):
+        wanted = [
+            backend for backend in self._off_device if backend.gathered or (in_round and backend.gathered_last_round)
+        ]
+        if self._has_room(sum(len(index) * backend.row_bytes for backend in wanted)):
             for backend in wanted:
-                backend.prefetch(chosen)
+                backend.prefetch(index)
 
     def _has_room(self, size: int) -> bool:
         if self._device.type != "cuda":
-            return size <= free_memory() / self._beside / 4
+            return size <= free_memory() / self._sharding.processes_on_machine / 4
         free, _ = torch.cuda.mem_get_info(self._device)
         free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return size <= free / 4
 
 
-def _alone(value: Tensor, seen: set[int]) -> ClientMatrix:
-    """Give a matrix that shares its backend with none that was seen before."""
+def _on_own_backend(value: Tensor, taken: set[Backend]) -> ClientMatrix:
+    """Give a matrix whose backend no other has taken, and take it."""
     if not isinstance(value, ClientMatrix):
-        filled = repeated(torch.zeros_like(value[0]), len(value))
-        index = torch.arange(len(value), device=value.device)
-        return filled.patched(RowIndex(index), value)
-    if id(value.backend) in seen:
-        return _alone(value.dense(), seen) if value.patch is not None else repeated(value.backend.opening, len(value))
-    seen.add(id(value.backend))
+        zeros = repeat_row(torch.zeros_like(value[0]), len(value))
+        return zeros.patched(RowIndex(torch.arange(len(value), device=value.device)), value)
+    if value.backend in taken:
+        if value.patch is not None:
+            return _on_own_backend(value.dense(), taken)
+        return repeat_row(value.backend.initial_row, len(value))
+    taken.add(value.backend)
     return value
 
 
-def near(path: Path | None) -> Path | None:
-    """Give the folder nearest to a path that is there already.
-
-    Parameters
-    ----------
-    path
-        The path, ``None`` for none.
-
-    Returns
-    -------
-    Path or None
-        The path itself, or the first above it that is a folder.
-    """
+def nearest_folder(path: Path | None) -> Path | None:
+    """Give a path, or the first above it that is a folder: near a run whose folder is not made yet."""
     return None if path is None else next(above for above in (path, *path.absolute().parents) if above.is_dir())

@@ -17,7 +17,7 @@ from coterie.compute.samples import Split
 from coterie.config import ExperimentConfig
 from coterie.models.problem import Problem
 from coterie.rows.distributed import number_of
-from coterie.rows.placement import near
+from coterie.rows.placement import nearest_folder
 from coterie.runs.model_builder import make_engine, make_module
 from coterie.runs.population import Population, Roles, make_population, roles
 from coterie.simulation import attacks, privacy
@@ -100,7 +100,7 @@ def assemble(
         members=trainers,
         # With another number of processes, what had room for the rows of one may have none.
         keep=choices.get("keep", config.keep) if choices.get("ranks", 1) == processes.count else config.keep,
-        scratch=config.scratch or near(run),
+        scratch=config.scratch or nearest_folder(run),
         processes=processes,
         protection=None
         if config.privacy is None

@@ -19,9 +19,8 @@ from coterie.algorithms.base import Replies, State
 from coterie.compute.batched import BatchedEngine
 from coterie.compute.engine import Engine, pick
 from coterie.errors import ConfigError
-from coterie.rows import ClientMatrix, RowIndex, Rows
-from coterie.rows.distributed import Ranks, checksum, number_of
-from coterie.rows.distributed.backends import ShardedPlacement
+from coterie.rows import ClientMatrix, Rows, take_local_rows
+from coterie.rows.distributed import Ranks, ShardedPlacement, checksum, number_of, sharded_placement
 from coterie.rows.placement import Keep, Placement
 from coterie.simulation.exchange import Exchange, NoReplies, Request
 from coterie.simulation.processes import OneProcess
@@ -66,15 +65,14 @@ class ShardedProcesses(OneProcess):
         return clients[places], pick(rows, places)
 
     def rows_of_mine(self, rows: Tensor, clients: Tensor) -> Tensor:
-        mine = self.mine(clients)
-        return rows.pick_own(RowIndex(mine)) if isinstance(rows, ClientMatrix) else rows[mine]
+        return take_local_rows(rows, self.mine(clients))
 
     def gathered(self, values: Tensor, clients: Tensor) -> Tensor:
         return self.ranks.collect(values.T.contiguous(), self.ranks.owner(clients.cpu())).T.contiguous()
 
     def placement(self, keep: Keep, device: torch.device, scratch: str | os.PathLike[str] | None) -> ShardedPlacement:
         self.ranks.device = device
-        return ShardedPlacement(keep, device, scratch, ranks=self.ranks)
+        return sharded_placement(keep, device, scratch, self.ranks)
 
     def connect(self, local: Exchange) -> Exchange:
         return Sharded(local, self.ranks)
@@ -93,12 +91,12 @@ class ShardedProcesses(OneProcess):
             return device
         self._refuse_one_device(name)
         there = torch.cuda.device_count()
-        if ranks.place >= there:
+        if ranks.local_rank >= there:
             raise ConfigError(
-                f"device is {name!r}, but this machine has {there} CUDA device(s) for {ranks.beside} ranks: start "
-                "as many as there are devices"
+                f"device is {name!r}, but this machine has {there} CUDA device(s) for {ranks.local_count} ranks: "
+                "start as many as there are devices"
             )
-        device = torch.device("cuda", ranks.place)
+        device = torch.device("cuda", ranks.local_rank)
         torch.cuda.set_device(device)  # what is sent between ranks goes through the current device
         return device
 

@@ -306,4 +306,4 @@ class Simulation:
 def _write_rows(state: Rows) -> None:
     for value in state.values():
         if isinstance(value, ClientMatrix):
-            value.settle()
+            value.commit()

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from coterie.errors import CheckpointError
-from coterie.rows import ClientMatrix, RowIndex, repeated
+from coterie.rows import ClientMatrix, repeat_row
+from coterie.rows.backends import RowIndex
 from coterie.rows.placement import Placement
 from coterie.runs.storage import Checkpoints, checkpoints, settled, tensor_file
 
@@ -23,15 +24,15 @@ MEGABYTE = 2**20
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.rows.placement._SMALL", 0)
-    monkeypatch.setattr("coterie.rows.placement.Placement._on_host", lambda self: False)
+    monkeypatch.setattr("coterie.rows.placement._SMALL_ROW", 0)
+    monkeypatch.setattr("coterie.rows.placement.Placement._device_is_host", lambda self: False)
     monkeypatch.setattr(tensor_file, "BLOCK", 16)
     monkeypatch.setattr(checkpoints, "BLOCK", 16)
 
 
 def states(keep: str, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    start = {"some": repeated(torch.tensor([0.5, -1.0]), 6), "none": repeated(torch.arange(3), 6)}
-    rows = {"all": repeated(torch.ones(2, dtype=torch.float64), 6)}
+    start = {"some": repeat_row(torch.tensor([0.5, -1.0]), 6), "none": repeat_row(torch.arange(3), 6)}
+    rows = {"all": repeat_row(torch.ones(2, dtype=torch.float64), 6)}
     server, clients = Placement(keep, torch.device("cpu"), folder).place(dict(start), dict(rows), 6)  # type: ignore[arg-type]
     return {**server, "plain": torch.tensor([3.0])}, clients
 
@@ -43,7 +44,7 @@ def written(keep: str, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tenso
         assert isinstance(rows, ClientMatrix)
         values = torch.arange(2 * len(index)).view(-1, 2).to(rows.dtype)
         state[name] = rows.patched(RowIndex(torch.tensor(index)), values)
-        state[name].settle()  # type: ignore[attr-defined]
+        state[name].commit()  # type: ignore[attr-defined]
     return server, clients
 
 
@@ -58,7 +59,7 @@ def test_comes_back_in_every_place(keep: str, into: str | None, tmp_path: Path) 
     if into is not None:
         other = written(into, tmp_path)  # what it holds is lost
         other[0]["some"] = other[0]["some"].patched(RowIndex(torch.tensor([0])), torch.ones(1, 2))  # type: ignore[attr-defined]
-        other[0]["some"].settle()  # type: ignore[attr-defined]
+        other[0]["some"].commit()  # type: ignore[attr-defined]
         places = {"server": other[0], "clients": other[1]}
     found = store.latest("cpu", places)
     assert found is not None and found.extra == {"a": 1}
@@ -89,7 +90,7 @@ def test_comes_back_in_every_place(keep: str, into: str | None, tmp_path: Path) 
 def test_a_matrix_of_another_shape_is_left_alone(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path / "checkpoint", RUN)
     store.save(1, *written("device", tmp_path))
-    other = {"some": repeated(torch.zeros(3), 6)}
+    other = {"some": repeat_row(torch.zeros(3), 6)}
     found = store.latest("cpu", {"server": other})
     assert (
         found is not None
@@ -104,7 +105,7 @@ def test_a_damaged_one_is_passed_over_and_its_rows_are_gone(tmp_path: Path) -> N
     server, clients = written("disk", tmp_path)
     store.save(1, server, clients)
     server["some"] = server["some"].patched(RowIndex(torch.tensor([3])), torch.ones(1, 2))  # type: ignore[attr-defined]
-    server["some"].settle()  # type: ignore[attr-defined]
+    server["some"].commit()  # type: ignore[attr-defined]
     newest = store.save(2, server, clients) / "state.safetensors"
     whole = newest.read_bytes()
     wanted = written("disk", tmp_path)[0]["some"]
@@ -176,7 +177,8 @@ import sys
 from pathlib import Path
 import torch
 from coterie.rows.placement import Placement
-from coterie.rows import RowIndex, repeated
+from coterie.rows import repeat_row
+from coterie.rows.backends import RowIndex
 from coterie.runs.storage import Checkpoints
 
 def peak():
@@ -185,11 +187,11 @@ def peak():
 
 os.fsync = lambda handle: None
 folder = Path(sys.argv[1])
-server, _ = Placement("disk", torch.device("cpu"), folder).place({"w": repeated(torch.zeros(2**16), 512)}, {}, 512)
+server, _ = Placement("disk", torch.device("cpu"), folder).place({"w": repeat_row(torch.zeros(2**16), 512)}, {}, 512)
 for begin in range(0, 512, 16):
     values = torch.full((16, 2**16), float(begin))
     server["w"] = server["w"].patched(RowIndex(torch.arange(begin, begin + 16)), values)
-    server["w"].settle()
+    server["w"].commit()
     server["w"].backend.changed()  # waits until they are written
 before = peak()
 store = Checkpoints(folder / "checkpoint", "run")

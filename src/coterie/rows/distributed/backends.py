@@ -1,209 +1,125 @@
-"""Shelves whose rows are spread over ranks: each rank has those of its own clients, wherever it keeps them."""
+"""Backends whose rows are spread over ranks: each rank has those of its own clients, on a backend of its own."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from coterie.errors import AlgorithmError
-from coterie.rows import Backend, RowIndex
-from coterie.rows.distributed import Ranks
-from coterie.rows.off_device import OffDeviceBackend
-from coterie.rows.placement import Keep, Place, Placement
+from coterie.rows.backends import Backend, OffDeviceBackend, RowIndex
+from coterie.rows.distributed._collectives import RankCollectives
+from coterie.rows.distributed.ranks import Ranks
 
 Result = TypeVar("Result")
 
 
-class ShardedBackend(Backend):
-    """Rows of the server's, spread over ranks; all ranks ask for the same rows together.
+class SpreadBackend(Backend):
+    """Rows that are spread over ranks; row ``i`` is row ``i // ranks.count`` on the backend of the rank that owns it.
 
     Parameters
     ----------
     count
         How many rows, of all ranks.
-    opening
+    initial_row
         What all of them are at the start.
     ranks
         The ranks.
-    below
+    local
         Where the rows of this rank's clients lie.
+
+    Attributes
+    ----------
+    announce
+        Called before rows are read for a checkpoint with which they are, or ``None`` for those that changed, so that
+        the first rank can tell the others what it waits for.
     """
 
-    def __init__(self, count: int, opening: Tensor, ranks: Ranks, below: Backend) -> None:
-        super().__init__(count, opening)
-        self.ranks: Ranks = ranks
-        self.below = below
+    def __init__(self, count: int, initial_row: Tensor, ranks: Ranks, local: Backend) -> None:
+        super().__init__(count, initial_row)
+        self.ranks, self.local = ranks, local
+        self.collectives = RankCollectives(ranks)
         self.announce: Callable[[Tensor | None], None] = lambda index: None
 
-    def _safely(self, work: Callable[[], Result]) -> Result:
-        """Let all ranks fail if one of them cannot reach its rows."""
-        return self.ranks.together(work) if isinstance(self.below, OffDeviceBackend) else work()
-
-    def _here(self, chosen: RowIndex) -> tuple[Tensor, RowIndex]:
+    def _local_index(self, index: RowIndex) -> tuple[Tensor, RowIndex]:
         """Say which of some rows are this rank's, and where they lie."""
-        mine = self.ranks.owns(chosen.host)
-        places = chosen.host[mine] // self.ranks.count
-        return mine, RowIndex(places.to(self.device), places)
+        owned = self.ranks.owns(index.on_host)
+        return owned, RowIndex.from_host(index.on_host[owned] // self.ranks.count, self.device)
 
-    def _own(self, chosen: RowIndex) -> Tensor:
-        _, here = self._here(chosen)
-        if not len(here):
-            return self.opening.new_empty((0, *self.shape[1:]))
-        return self.below.gather(here)
+    def gather_owned(self, index: RowIndex) -> Tensor:
+        """Give those of some rows that are this rank's."""
+        _, local = self._local_index(index)
+        if not len(local):
+            return self.initial_row.new_empty((0, *self.shape[1:]))
+        return self.local.gather(local)
 
-    def gather(self, chosen: RowIndex) -> Tensor:
-        """Have every rank tell its rows; see :meth:`Backend.gather`."""
-        own = self._safely(lambda: self._own(chosen))
-        return self.ranks.collect(own, self.ranks.owner(chosen.host))
-
-    def own(self, chosen: RowIndex) -> Tensor:
-        """Give rows of this rank's clients; see :meth:`Backend.own`."""
-        if not bool(self.ranks.owns(chosen.host).all()):
+    def gather_local(self, index: RowIndex) -> Tensor:
+        if not bool(self.ranks.owns(index.on_host).all()):
             raise AlgorithmError("rows of a client were asked for in a rank to which it does not belong")
-        return self._own(chosen)
+        return self.gather_owned(index)
 
-    def own_blocks(self, rows: int) -> Iterator[tuple[RowIndex, Tensor]]:
-        """Give the rows of this rank's clients; see :meth:`Backend.own_blocks`."""
-        at = 0
-        for block in self.below.blocks(rows):
-            host = torch.arange(at, at + len(block)) * self.ranks.count + self.ranks.rank
-            yield RowIndex(host.to(self.device), host), block
-            at += len(block)
+    def local_blocks(self, rows: int) -> Iterator[tuple[RowIndex, Tensor]]:
+        begin = 0
+        for block in self.local.blocks(rows):
+            numbers = torch.arange(begin, begin + len(block)) * self.ranks.count + self.ranks.rank
+            yield RowIndex.from_host(numbers, self.device), block
+            begin += len(block)
 
-    def write(self, chosen: RowIndex, values: Tensor) -> None:
-        """Keep what is this rank's; see :meth:`Backend.write`."""
-        self._safely(lambda: self._write(chosen, values))
+    def write_owned(self, index: RowIndex, values: Tensor) -> None:
+        """Replace those of some rows that are this rank's."""
+        owned, local = self._local_index(index)
+        if len(local):
+            self.local.write(local, values if len(local) == len(values) else values[owned.to(values.device)])
 
-    def _write(self, chosen: RowIndex, values: Tensor) -> None:
-        mine, here = self._here(chosen)
-        if len(here):
-            self.below.write(here, values if len(here) == len(values) else values[mine.to(values.device)])
+    def write_from_host(self, index: Tensor, values: Tensor) -> None:
+        owned = self.ranks.owns(index)
+        if bool(owned.any()):
+            self.local.write_from_host(index[owned] // self.ranks.count, values[owned])
 
-    def fill(self, index: Tensor, values: Tensor) -> None:
-        """Keep what is this rank's; see :meth:`Backend.fill`."""
-        mine = self.ranks.owns(index)
-        if bool(mine.any()):
-            self.below.fill(index[mine] // self.ranks.count, values[mine])
-
-    def reset(self, opening: Tensor) -> None:
-        """Set this rank's rows; see :meth:`Backend.reset`."""
-        self.opening = opening.clone()
-        self.below.reset(opening)
-
-    def anybody(self, flag: bool) -> bool:
-        """Ask all ranks; see :meth:`Backend.anybody`."""
-        return self.ranks.any(flag)
+    def reset(self, initial_row: Tensor) -> None:
+        self.initial_row = initial_row.clone()
+        self.local.reset(initial_row)
 
     def changed(self) -> Tensor:
-        """Ask all ranks; see :meth:`Backend.changed`."""
         self.announce(None)
         was = torch.zeros(self.shape[0], dtype=torch.int32)
-        was[self.ranks.together(self.below.changed) * self.ranks.count + self.ranks.rank] = 1
+        was[self.ranks.together(self.local.changed) * self.ranks.count + self.ranks.rank] = 1
         return self.ranks.sum(was).nonzero().squeeze(1)
 
-    def on_host(self, index: Tensor) -> Tensor:
-        """Give some rows on the host of the first rank; see :meth:`Backend.on_host`."""
+    def gather_to_host(self, index: Tensor) -> Tensor:
+        """Copy some rows to the host of the first rank."""
         self.announce(index)
-        mine = index[self.ranks.owns(index)] // self.ranks.count
+        owned = index[self.ranks.owns(index)] // self.ranks.count
         empty = torch.empty((0, *self.shape[1:]), dtype=self.dtype)
-        own = self.ranks.together(lambda: self.below.on_host(mine) if len(mine) else empty)
-        return self.ranks.collect_first(own, self.ranks.owner(index))
+        own = self.ranks.together(lambda: self.local.gather_to_host(owned) if len(owned) else empty)
+        return self.ranks.collect_on_first(own, self.ranks.owner(index))
 
 
-class OwnRowsBackend(ShardedBackend):
-    """Rows of the clients' state, spread over ranks: a rank asks for those of its own clients, and nobody waits."""
+class ShardedBackend(SpreadBackend):
+    """Rows of the server's state: all ranks ask for the same rows together, and all get them."""
 
-    def _safely(self, work: Callable[[], Result]) -> Result:
-        return work()
+    def _together(self, work: Callable[[], Result]) -> Result:
+        """Let all ranks fail if one cannot reach its rows: only those off the device can be out of reach."""
+        return self.ranks.together(work) if isinstance(self.local, OffDeviceBackend) else work()
 
-    def gather(self, chosen: RowIndex) -> Tensor:
-        """Give rows of this rank's clients; see :meth:`Backend.gather`."""
-        return self.own(chosen)
+    def gather(self, index: RowIndex) -> Tensor:
+        own = self._together(lambda: self.gather_owned(index))
+        return self.ranks.collect(own, self.ranks.owner(index.on_host))
 
-    def anybody(self, flag: bool) -> bool:
-        """Ask nobody; see :meth:`Backend.anybody`."""
-        return flag
+    def write(self, index: RowIndex, values: Tensor) -> None:
+        self._together(lambda: self.write_owned(index, values))
+
+    def any_process(self, flag: bool) -> bool:
+        return self.ranks.any(flag)
 
 
-class ShardedPlacement(Placement):
-    """Finds a place for the rows of a rank's clients.
+class OwnRowsBackend(SpreadBackend):
+    """Rows of the clients' state: a rank asks for those of its own clients alone, and waits for no other."""
 
-    Parameters
-    ----------
-    keep
-        Where they are to lie.
-    device
-        The device that computes.
-    scratch
-        Folder for files.
-    ranks
-        The ranks.
-    """
+    def gather(self, index: RowIndex) -> Tensor:
+        return self.gather_local(index)
 
-    def __init__(
-        self, keep: Keep, device: torch.device, scratch: str | os.PathLike[str] | None, *, ranks: Ranks
-    ) -> None:
-        super().__init__(keep, device, scratch)
-        self._ranks, self._beside = ranks, ranks.beside
-        self._spread: list[ShardedBackend] = []
-
-    def choose(self, size: int) -> Place:
-        """Choose where to keep so many bytes; see :meth:`Placement.choose`. All ranks choose alike."""
-        places: tuple[Place, ...] = ("device", "host", "disk")
-        last = -self._ranks.least(-places.index(super().choose(size)))
-        return places[last]
-
-    def _rows(self, count: int) -> int:
-        return self._ranks.part(count, 0)
-
-    def _chosen(self, clients: Tensor) -> RowIndex:
-        return RowIndex(clients[self._ranks.owns(clients)] // self._ranks.count)
-
-    def _backend(self, old: Backend, place: Place, is_server: bool) -> Backend:
-        count = old.shape[0]
-        below = self._ranks.together(lambda: self._plain_backend(self._ranks.part(count), old.opening, place))
-        kind = ShardedBackend if is_server else OwnRowsBackend
-        self._spread.append(kind(count, old.opening, self._ranks, below))
-        return self._spread[-1]
-
-    @contextlib.contextmanager
-    def leading(self) -> Iterator[None]:
-        """Read rows of all ranks from the first rank, while the others :meth:`follow`.
-
-        Yields
-        ------
-        None
-            While the context is open, backends say what they need before they wait for it.
-        """
-        for number, backend in enumerate(self._spread):
-            backend.announce = functools.partial(self._announce, number)
-        try:
-            yield
-        finally:
-            for backend in self._spread:
-                backend.announce = lambda index: None
-            if not self._ranks.gone:
-                self._ranks.announce(None)
-
-    def _announce(self, number: int, index: Tensor | None) -> None:
-        self._ranks.announce((number, index))
-
-    def follow(self) -> None:
-        """Do for the first rank what it announces, until it has done."""
-        while True:
-            heard: Any = self._ranks.announce(None)
-            if heard is None:
-                return
-            number, index = heard
-            backend = self._spread[number]
-            try:
-                backend.changed() if index is None else backend.on_host(index)
-            except BaseException as error:  # the first rank raises the same, and says when it has done
-                if not self._ranks.agreed(error):
-                    raise
+    def write(self, index: RowIndex, values: Tensor) -> None:
+        self.write_owned(index, values)

@@ -1,4 +1,4 @@
-"""Numbers that stand for what ranks have, by which they see that they have the same."""
+"""Numbers that stand for what a rank has, by which ranks see that they have the same."""
 
 from __future__ import annotations
 
@@ -9,34 +9,12 @@ from torch import Tensor
 
 
 def number_of(value: object) -> int:
-    """Give a number that stands for a plain value.
-
-    Parameters
-    ----------
-    value
-        Something whose ``repr`` says all of it.
-
-    Returns
-    -------
-    int
-        A digest of 63 bits, the same in every process.
-    """
+    """Give 63 bits that stand for a value whose ``repr`` says all of it, the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little") >> 1
 
 
 def checksum(value: Tensor) -> int:
-    """Give a number that stands for the bits of a tensor.
-
-    Parameters
-    ----------
-    value
-        The tensor.
-
-    Returns
-    -------
-    int
-        The sum of its bits, read as whole numbers, modulo 2⁶⁴: different for tensors that differ in one place.
-    """
+    """Sum the bits of a tensor, read as whole numbers, modulo 2⁶⁴: tensors that differ in one place differ in this."""
     flat = value.detach().contiguous().view(-1).view(torch.uint8)
     words = len(flat) // 8 * 8
     # Summed as they lie, in one pass: this is done after every round.

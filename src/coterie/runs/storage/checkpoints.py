@@ -331,24 +331,24 @@ def _entries(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Entry], dict[str,
         if len(index) < len(value):
             repeated[name] = len(value)
             entries[f"{name} (index)"] = Entry.of(index)
-            entries[f"{name} (opening)"] = Entry.of(value.backend.opening)
+            entries[f"{name} (opening)"] = Entry.of(value.backend.initial_row)
         entries[name] = Entry((len(index), *value.shape[1:]), value.dtype, partial(_blocks, value, index))
     return entries, repeated
 
 
 def _blocks(rows: ClientMatrix, index: Tensor) -> Iterator[Tensor]:
     for piece in index.split(max(1, BLOCK // max(1, rows.backend.row_bytes))):
-        yield rows.backend.on_host(piece)
+        yield rows.backend.gather_to_host(piece)
 
 
 def _fill(place: ClientMatrix, part: Part, index: Tensor | None, opening: Tensor | None) -> None:
     """Put rows in their place as they are read."""
     backend = place.backend
     index = torch.arange(len(place)) if index is None else index
-    backend.reset(backend.opening if opening is None else opening.to(backend.device))
+    backend.reset(backend.initial_row if opening is None else opening.to(backend.device))
     at = 0
     for block in part.rows():
-        backend.fill(index[at : at + len(block)], block)
+        backend.write_from_host(index[at : at + len(block)], block)
         at += len(block)
 
 

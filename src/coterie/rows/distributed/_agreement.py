@@ -1,4 +1,4 @@
-"""How processes come to terms: what one of them fails in, all raise."""
+"""How ranks agree: where one of them fails, all raise what it raised."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ import contextlib
 import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from coterie.errors import CoterieError, Diverged, RankError
+from coterie.rows._collectives import dividing
 
 Result = TypeVar("Result")
-
-SHARING: ContextVar[Agreeing | None] = ContextVar("coterie ranks", default=None)
-"""The ranks among which products of large matrices are shared out just now."""
 
 _AGREED = "coterie ranks agreed"  # in what all ranks raise
 
 LEFT: list[int] = []
-"""This process's rank, once it has left a group: then it takes no leave of the others when it ends."""
+"""This process's rank, once it has left a group: then it does not wait for the others when it ends."""
 
 
-class Agreeing:
-    """Processes that come to terms, seen from one of them.
+class Agreement:
+    """Processes that agree before they go on, seen from one of them.
 
     Parameters
     ----------
@@ -42,7 +39,7 @@ class Agreeing:
     gone
         Whether it has left the others.
     asked_to_stop
-        Says whether somebody has asked this rank to stop what it does; looked at in :meth:`together`.
+        Says whether this rank was asked (by a signal) to stop what it does; looked at in :meth:`together`.
     """
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
@@ -58,36 +55,25 @@ class Agreeing:
     def together(self, work: Callable[[], Result], stoppable: bool = False) -> Result:
         """Do something that is this rank's own, and see that all ranks did theirs.
 
-        Parameters
-        ----------
-        work
-            What to do; it may not wait for other ranks. If it raises on one of them, all raise what it raised.
-        stoppable
-            Whether it may be stopped by the user.
-
-        Returns
-        -------
-        Result
-            What this rank's work gave.
+        ``work`` may not wait for other ranks. If it raises on one of them, all raise what it raised. If it is
+        ``stoppable``, the user may interrupt it.
         """
         if self.count == 1:
             return work()
         done: list[Result] = []
         failure: BaseException | None = None
-        token = SHARING.set(None)
         try:
-            try:
-                self.apart = stoppable
-                if stoppable and self.asked_to_stop():
-                    failure = KeyboardInterrupt()
-                else:
-                    done.append(work())
-            finally:
-                self.apart = False
+            with dividing(None):  # what a rank computes of its own, the others do not
+                try:
+                    self.apart = stoppable
+                    if stoppable and self.asked_to_stop():
+                        failure = KeyboardInterrupt()
+                    else:
+                        done.append(work())
+                finally:
+                    self.apart = False
         except BaseException as error:
             failure = error
-        finally:
-            SHARING.reset(token)
         if self._worst(int(failure is not None)):
             self._raise(self._common(failure))
         return done[0]
@@ -97,18 +83,7 @@ class Agreeing:
         raise error
 
     def told(self, work: Callable[[], Result]) -> Result:
-        """Let the first rank do something, and tell the others what came of it.
-
-        Parameters
-        ----------
-        work
-            What to do; its result must be picklable.
-
-        Returns
-        -------
-        Result
-            The first rank's result.
-        """
+        """Let the first rank do something, and tell the others its result, which must be picklable."""
         mine = self.together(lambda: work() if self.leads else None)
         if self.count == 1:
             return mine  # type: ignore[return-value]
@@ -116,64 +91,22 @@ class Agreeing:
         return result
 
     def announce(self, what: Any) -> Any:
-        """Tell the other ranks something, or hear what the first tells.
-
-        Parameters
-        ----------
-        what
-            What the first rank tells; not looked at elsewhere. It must be picklable.
-
-        Returns
-        -------
-        Any
-            What the first rank told.
-        """
+        """Broadcast what the first rank gives, which must be picklable; what others give is not looked at."""
         found = [what]
         with self.reachable():
             dist.broadcast_object_list(found, 0)
         return found[0]
 
     def any(self, flag: bool) -> bool:
-        """Say whether something holds on any rank.
-
-        Parameters
-        ----------
-        flag
-            Whether it holds on this one.
-
-        Returns
-        -------
-        bool
-            The same on all ranks.
-        """
+        """Say, alike on all ranks, whether a flag is set on any of them."""
         return bool(self._worst(int(flag)))
 
     def least(self, number: int) -> int:
-        """Give the least of the ranks' numbers.
-
-        Parameters
-        ----------
-        number
-            This one's.
-
-        Returns
-        -------
-        int
-            The same on all ranks.
-        """
+        """Give, alike on all ranks, the least of their numbers."""
         return -self._worst(-number)
 
     def agree(self, complaint: str, numbers: Sequence[int]) -> None:
-        """See that all ranks have the same.
-
-        Parameters
-        ----------
-        complaint
-            What to say if they have not.
-        numbers
-            This rank's, of 64 bits each; as many on all ranks. If they differ, all raise a
-            :class:`~coterie.errors.RankError`.
-        """
+        """See that all ranks have the same numbers, of 64 bits each; if not, all raise a ``RankError``."""
         if self.count == 1 or not numbers:
             return
         mine = torch.tensor(list(numbers), dtype=torch.int64)
@@ -184,24 +117,13 @@ class Agreeing:
             self._raise(RankError(complaint))
 
     def agreed(self, error: BaseException) -> bool:
-        """Say whether all ranks raise alike.
-
-        Parameters
-        ----------
-        error
-            What this one raises.
-
-        Returns
-        -------
-        bool
-            True for what was agreed on, and for what is raised on purpose by what all compute alike.
-        """
+        """Say whether all ranks raise this: what was agreed on, or is raised on purpose by what all compute alike."""
         if self.gone:
             return False
         return _AGREED in vars(error) or (isinstance(error, CoterieError) and not isinstance(error, RankError))
 
     def leave(self) -> None:
-        """Wait for nobody any more."""
+        """Wait for no other rank from now on."""
         self.gone = True
         LEFT.append(self.rank)
 
@@ -231,18 +153,7 @@ class Agreeing:
 
     @contextlib.contextmanager
     def reachable(self) -> Iterator[None]:
-        """Turn what PyTorch says of a connection that broke into a :class:`~coterie.errors.RankError`.
-
-        Yields
-        ------
-        None
-            While the context is open, in which ranks wait for each other.
-
-        Raises
-        ------
-        RankError
-            If this rank has left, or cannot reach another.
-        """
+        """Turn what PyTorch says of a connection that broke into a :class:`~coterie.errors.RankError`."""
         if self.gone:
             raise RankError("this rank of the sharded run has left the others")
         try:
