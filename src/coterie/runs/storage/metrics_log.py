@@ -12,6 +12,7 @@ reproducible and belong here, as numbers of the whole federation (client :data:`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -227,6 +228,9 @@ class MetricsLog:
             return
         for leftover in self._parts():
             leftover.unlink()
+        if not _row_count(self._merged):  # a run that recorded nothing was merged; a part always has rows
+            self._merged.unlink()
+            return
         self._folder.mkdir(exist_ok=True)
         os.replace(self._merged, self._folder / "part-000000.parquet")
 
@@ -247,11 +251,22 @@ def _table(blocks: Sequence[Block]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=_SCHEMA)
 
 
+def _row_count(path: Path) -> int:
+    with _opened(path) as file:
+        return int(file.metadata.num_rows)
+
+
 def _read(path: Path, columns: Sequence[str] | None = None, read_dictionary: Sequence[str] = ()) -> pa.Table:
+    with _opened(path, read_dictionary) as file:
+        return file.read(columns=columns)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
     # ``ParquetFile`` and not ``read_table``: the latter takes a folder called ``lr=0.1`` for a column of the table.
     try:
         with pq.ParquetFile(path, read_dictionary=list(read_dictionary)) as file:
-            return file.read(columns=columns)
+            yield file
     except pa.ArrowException as error:
         raise RunFolderError(f"{path} is damaged ({error}): it must be a table that this run wrote") from error
 
