@@ -94,6 +94,17 @@ class Copies:
             raise RunFolderError(f"{path} is damaged: it must be the list of code that this run wrote") from error
         return cls(settings, files)
 
+    def only(self, setting: str) -> Copies:
+        """Give one setting's copies: its module and what that imports."""
+        own = {each.module: each for each in self.files}
+        waiting, wanted = [self.settings[setting][1]], set[str]()
+        while waiting:
+            module = waiting.pop()
+            if module in own and module not in wanted:
+                wanted.add(module)
+                waiting += _names_in(own[module])
+        return Copies({setting: self.settings[setting]}, [each for each in self.files if each.module in wanted])
+
     def use(self, folder: Path) -> dict[str, str]:
         """Make the modules importable and give, for each setting, the text that names its copy instead.
 
@@ -174,16 +185,20 @@ def _add(module: str, origin: Path, files: dict[str, SourceFile]) -> None:
         if name in files:
             continue
         files[name] = SourceFile(name, str(path), path.name == "__init__.py", path.read_bytes())
-        package = name if files[name].is_package else name.rpartition(".")[0]
-        for wanted in [package, *_imported_names(files[name].text, package)]:
-            for each in _with_parents(wanted):
-                found = _own_file(each)
-                if found is not None:
-                    waiting.append((each, found))
+        for each in _names_in(files[name]):
+            found = _own_file(each)
+            if found is not None:
+                waiting.append((each, found))
+
+
+def _names_in(source: SourceFile) -> list[str]:
+    """Give the names of all modules that a source may need: its packages, and what it imports with its packages."""
+    package = source.module if source.is_package else source.module.rpartition(".")[0]
+    return [each for name in (package, *_imported_names(source.text, package)) for each in _with_parents(name)]
 
 
 def _imported_names(text: bytes, package: str) -> Iterator[str]:
-    """Give the names of all modules that a source may import; some are names in a module instead."""
+    """Give the names that a source imports from or imports, of modules or of what is in one."""
     try:
         tree = ast.parse(text)
     except SyntaxError:  # of a file that nobody has imported yet, and perhaps nobody ever does

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from coterie.errors import CheckpointError, RunFolderError
-from coterie.runs.storage import RunFolder, atomic, read_config
+from coterie.runs.storage import RunFolder, atomic_files, read_config
 
 CONFIG: dict[str, Any] = {"algorithm": "fedacs", "lr": 1e-05, "seed": 3, "partition": {"name": "iid"}, "set": [1, None]}
 
@@ -205,16 +205,16 @@ def test_a_full_disk_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.M
 
     with RunFolder.create(tmp_path, CONFIG) as run:
         record(run, 1)
-        monkeypatch.setattr(atomic, "sync", full)
+        monkeypatch.setattr(atomic_files, "sync", full)
         with pytest.raises(RunFolderError, match=r"cannot be written \(No space left on device\)"):
             run.checkpoint(1, {}, {})
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    atomic.write_text(target, "old")
-    with pytest.raises(RuntimeError), atomic.replacing(target) as draft:
+    atomic_files.write_text(target, "old")
+    with pytest.raises(RuntimeError), atomic_files.replacing(target) as draft:
         draft.write_text("half of the n")
         raise RuntimeError
     assert target.read_text() == "old"
-    assert [path for path in tmp_path.iterdir() if not atomic.is_draft(path)] == [target]
+    assert [path for path in tmp_path.iterdir() if not atomic_files.is_draft(path)] == [target]

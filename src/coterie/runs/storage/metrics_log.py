@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.atomic import replacing
+from coterie.runs.storage.atomic_files import replacing
 
 EVERYONE = -1
 """The client number of what belongs to no client in particular."""
@@ -85,27 +85,10 @@ class MetricsLog:
         values: npt.ArrayLike,
         clients: npt.ArrayLike,
     ) -> None:
-        """Record one metric of some clients.
+        """Record one metric of some clients, measured after a round (0: before the first); arrays are copied.
 
-        Parameters
-        ----------
-        round_number
-            The round after which it was measured, 0 for before the first; never less than the last one appended.
-        model
-            Which model: ``"personal"``, ``"global"``, ``"hybrid"``, ``"hybrid_oracle"``.
-        split
-            Which samples: ``"train"``, ``"validation"``, ``"test"``.
-        metric
-            What was measured: ``"accuracy"``, ``"loss"``, ….
-        values
-            A value for each client; copied. A client without samples of that split is left out, not given a NaN.
-        clients
-            The clients' numbers; copied.
-
-        Raises
-        ------
-        ValueError
-            If the rounds go backwards, or values and clients do not match.
+        ``model`` is for instance ``"personal"`` or ``"global"``, ``split`` for instance ``"test"``. A client without
+        samples of the split is left out, not given a NaN. Rounds must not go backwards.
         """
         block = Block(
             int(round_number),
@@ -134,17 +117,7 @@ class MetricsLog:
             self.flush()
 
     def append_bytes(self, round_number: int, up: int, down: int) -> None:
-        """Record what crossed the wire in a round.
-
-        Parameters
-        ----------
-        round_number
-            The round.
-        up
-            Bytes from all clients to the server.
-        down
-            Bytes from the server to all clients.
-        """
+        """Record the bytes that crossed the wire in a round, from and to all clients together."""
         for metric, count in (("bytes_up", up), ("bytes_down", down)):
             self.append(round_number, "federation", "wire", metric, [count], [EVERYONE])
 
@@ -159,13 +132,7 @@ class MetricsLog:
         self._buffer, self._buffered = [], 0
 
     def cut(self, round_number: int) -> None:
-        """Forget everything measured after a round, in memory and on the disk.
-
-        Parameters
-        ----------
-        round_number
-            The last round to keep: that of the checkpoint from which the run goes on.
-        """
+        """Forget everything measured after a round, in memory and on the disk."""
         self._buffer = [block for block in self._buffer if block.round <= round_number]
         self._buffered = sum(len(block.values) for block in self._buffer)
         self._last_round = min(self._last_round, round_number)
@@ -197,11 +164,8 @@ class MetricsLog:
     def read(self) -> pd.DataFrame:
         """Read everything recorded so far, of a run that is finished or not.
 
-        Returns
-        -------
-        pandas.DataFrame
-            Columns ``round`` and ``client`` (int32), ``model``, ``split`` and ``metric`` (categories in alphabetical
-            order) and ``value`` (float64), in the order of rounds and then of recording.
+        Columns are ``round`` and ``client`` (int32), ``model``, ``split`` and ``metric`` (categories in alphabetical
+        order) and ``value`` (float64); rows are in the order of rounds and then of recording.
         """
         self.flush()
         try:
