@@ -24,7 +24,7 @@ from coterie.federation.transport import Transport
 from coterie.results import summarise
 from coterie.runs.builder import Assembly
 from coterie.runs.launch import Experiment, Watcher, draw_cohort, threads
-from coterie.runs.storage import EVERYONE, RunFolder, settled
+from coterie.runs.storage import EVERYONE, RunFolder, as_restored
 from coterie.runs.storage.events import Event, EventLog, Listener
 from coterie.simulation.scoring import Scorer
 from coterie.tracking import TrackerObserver, TrackerWarning, make_all
@@ -181,7 +181,7 @@ class FederatedExperiment(Experiment):
         self._in_round = True
         info = federation.play_round(cohort, round_number)
         self._in_round = False
-        federation.server = settled(federation.server)
+        federation.server = as_restored(federation.server)
         mean = self._record_evaluation()
         if round_number > 1:
             self._tell(round_number - 1)

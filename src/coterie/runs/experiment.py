@@ -18,7 +18,7 @@ from coterie.errors import CheckpointError, ConfigError, Interrupted, RunFolderE
 from coterie.rows import Rows
 from coterie.runs.builder import Assembly
 from coterie.runs.records import Recording
-from coterie.runs.storage import Checkpoint, RunFolder, settled
+from coterie.runs.storage import Checkpoint, RunFolder, as_restored
 from coterie.simulation.accuracy_matrix import Matrix
 
 Watcher = Callable[[int, float | None], None]
@@ -78,7 +78,7 @@ class Experiment(Recording):
     def _put(self, server: Rows, clients: Rows) -> None:
         # A resumed run has its tensors contiguous and apart from one another, so every run has.
         states = {"server": server, "clients": clients}
-        together = settled(
+        together = as_restored(
             {f"{owner}/{name}": value for owner, state in states.items() for name, value in state.items()}
         )
         self.simulation.server, self.simulation.clients.rows = (
@@ -206,7 +206,7 @@ class Experiment(Recording):
         self._in_round = True
         info = simulation.play_round(cohort, round_number)
         self._in_round = False
-        simulation.server = settled(simulation.server)
+        simulation.server = as_restored(simulation.server)
         trained = time.perf_counter()
         scores, matrix = None, None
         if round_number % self.config.eval_every == 0 or round_number == self.config.rounds:

@@ -6,11 +6,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from coterie.config import ExperimentConfig, from_mapping
+from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError, RunFolderError
 from coterie.rows.distributed import Ranks, launched
 from coterie.runs.builder import Assembly, assemble
 from coterie.runs.experiment import Experiment, Watcher, draw_cohort, enough_memory, threads
+from coterie.runs.own_code import own_code, stored_config
 from coterie.runs.sharded import ShardedExperiment
 from coterie.runs.storage import RunFolder, SilentFolder, read_config
 from coterie.simulation.sharded import ShardedSimulation
@@ -72,7 +73,9 @@ def begin(config: ExperimentConfig, path: Path, data_dir: Path | None = None, ra
     with enough_memory(), threads(config.threads), contextlib.ExitStack() as on_failure:
         parts = assemble(config, data_dir, None, path, ranks)
         plain = config.plain()
-        folder = ranks.together(lambda: RunFolder.create(path, plain) if ranks.leads else SilentFolder(path, plain))
+        folder = ranks.together(
+            lambda: RunFolder.create(path, plain, own_code(config)) if ranks.leads else SilentFolder(path, plain)
+        )
         on_failure.callback(folder.close)
         ranks.together(lambda: _write_beginning(folder, parts, _choices(config, parts, ranks, data_dir)))
         experiment = _experiment(config, folder, parts)
@@ -129,7 +132,7 @@ def resume(path: Path, data_dir: Path | None = None) -> Experiment:
         folder = ranks.together(lambda: RunFolder.open(path) if ranks.leads else SilentFolder(path, plain))
         on_failure.callback(folder.close)
         ranks.together(lambda: _refuse_finished(folder))
-        config, choices = from_mapping(folder.config), ranks.told(lambda: folder.choices)
+        config, choices = stored_config(path), ranks.told(lambda: folder.choices)
         if data_dir is None and "data_dir" in choices:
             data_dir = Path(choices["data_dir"])
         with enough_memory(), threads(config.threads or choices.get("threads")):
