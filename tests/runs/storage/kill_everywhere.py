@@ -59,7 +59,7 @@ def go_on(path: Path) -> None:
             clients = {"rows": torch.sin(clients["rows"] + number)}
             run.metrics.append(number, "personal", "test", "accuracy", clients["rows"][:, 0].numpy(), CLIENTS)
             run.metrics.append_bytes(number, up=24, down=48)
-            run.weights.append(number, clients["rows"].numpy(), CLIENTS, [0, 1])
+            run.collaboration_weights.append(number, clients["rows"].numpy(), CLIENTS, [0, 1])
             run.timings.append(number, train=1.0)
             if number != UNCHECKED:
                 run.checkpoint(number, server, clients, {"best": float(clients["rows"].max())})

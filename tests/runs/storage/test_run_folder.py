@@ -142,7 +142,7 @@ def test_damaged_json_is_named(tmp_path: Path, text: str) -> None:
 
 def record(run: RunFolder, number: int) -> None:
     run.metrics.append(number, "personal", "test", "accuracy", [number / 10], [0])
-    run.weights.append(number, [[1.0]], [0])
+    run.collaboration_weights.append(number, [[1.0]], [0])
     run.timings.append(number, train=1.0)
 
 
@@ -156,12 +156,16 @@ def test_what_is_recorded_lies_on_the_disk_before_its_checkpoint(tmp_path: Path)
         found = run.checkpoints.latest()
         assert found is not None and (found.round, found.extra) == (2, {"best": 2})
         run.rewind(found.round)
-        assert run.metrics.read()["round"].tolist() == run.weights.rounds() == run.timings.read()["round"].tolist()
-        assert run.weights.rounds() == [1, 2]
+        assert (
+            run.metrics.read()["round"].tolist()
+            == run.collaboration_weights.rounds()
+            == run.timings.read()["round"].tolist()
+        )
+        assert run.collaboration_weights.rounds() == [1, 2]
         run.rewind(1)
-        assert run.metrics.read()["round"].tolist() == run.weights.rounds() == [1]
+        assert run.metrics.read()["round"].tolist() == run.collaboration_weights.rounds() == [1]
         run.rewind(-1)
-        assert run.metrics.read().empty and run.weights.rounds() == [] and run.timings.total() == 0
+        assert run.metrics.read().empty and run.collaboration_weights.rounds() == [] and run.timings.total() == 0
 
 
 def test_a_diverged_run_keeps_what_it_recorded(tmp_path: Path) -> None:

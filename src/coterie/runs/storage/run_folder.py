@@ -81,10 +81,10 @@ class RunFolder:
         What was measured.
     timings
         Seconds of every round.
-    weights
-        Collaboration weights.
-    matrix
-        Accuracy matrices.
+    collaboration_weights
+        How much each client took from every other.
+    accuracy_matrices
+        Each personal model on each client's samples.
     checkpoints
         The checkpoints.
     """
@@ -92,16 +92,16 @@ class RunFolder:
     path: Path
     metrics: MetricsLog
     timings: TimingsLog
-    weights: MatrixLog
-    matrix: MatrixLog
+    collaboration_weights: MatrixLog
+    accuracy_matrices: MatrixLog
     checkpoints: Checkpoints
 
     def __init__(self, path: Path, lock: int, config: dict[str, Any]) -> None:
         self.path = path
         self.metrics = MetricsLog(path)
         self.timings = TimingsLog(path / "timings.jsonl")
-        self.weights = collaboration_weights_log(path)
-        self.matrix = accuracy_matrix_log(path)
+        self.collaboration_weights = collaboration_weights_log(path)
+        self.accuracy_matrices = accuracy_matrix_log(path)
         self._use(config)
         self._release = weakref.finalize(self, os.close, lock)
 
@@ -179,8 +179,8 @@ class RunFolder:
         """Put everything recorded so far on the disk."""
         with _reported(self.path):
             self.metrics.flush()
-            self.weights.flush()
-            self.matrix.flush()
+            self.collaboration_weights.flush()
+            self.accuracy_matrices.flush()
             self.timings.flush()
 
     def checkpoint(
@@ -200,8 +200,8 @@ class RunFolder:
         with _reported(self.path):
             (self.path / SUMMARY).unlink(missing_ok=True)
             self.metrics.cut(round_number)
-            self.weights.cut(round_number)
-            self.matrix.cut(round_number)
+            self.collaboration_weights.cut(round_number)
+            self.accuracy_matrices.cut(round_number)
             self.timings.cut(round_number)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
