@@ -56,7 +56,7 @@ class Recording:
     def _record_info(self, round_number: int, info: Info, cohort: Tensor) -> None:
         for name, value in info.items():
             if isinstance(value, Weights):
-                self.folder.weights.append(
+                self.folder.collaboration_weights.append(
                     round_number, value.values.cpu().numpy(), value.rows.cpu().numpy(), value.columns.cpu().numpy()
                 )
                 continue
@@ -77,7 +77,7 @@ class Recording:
 
     def _record_matrix(self, round_number: int, found: Matrix) -> None:
         clients, metrics = found.clients.cpu().numpy(), self.folder.metrics
-        self.folder.matrix.append(round_number, found.values.cpu().numpy(), clients)
+        self.folder.accuracy_matrices.append(round_number, found.values.cpu().numpy(), clients)
         readings = read(found.values, self.config.seed, self.config.s_acc, found.global_values)
         of_clients = {"l_acc": readings.local, "g_acc": readings.everyone}
         of_clients |= {f"s_acc {fraction}": spread for fraction, spread in readings.synthetic.items()}
