@@ -100,13 +100,12 @@ def digest(path: Path) -> str:
 
 
 def _from_file(path: Path) -> type[Algorithm]:
-    place = path.expanduser().resolve()
-    found = _of_module(user_code.load_file("algorithm", place))
+    found = _of_module(user_code.load_file("algorithm", path))
     complete = [algorithm for algorithm in found if not _missing(algorithm)]
     if len(complete) != 1:
         lacking = [f"{algorithm.__name__} lacks {_missing(algorithm)}" for algorithm in found if _missing(algorithm)]
         raise ConfigError(
-            f"the algorithm file {str(place)!r} defines {len(complete)} complete algorithms, and must define one"
+            f"the algorithm file {str(path)!r} defines {len(complete)} complete algorithms, and must define one"
             + (f" ({'; '.join(lacking)})" if lacking and not complete else "")
         )
     return complete[0]

@@ -63,22 +63,21 @@ def load(
 
 def load_file(field: str, path: Path) -> ModuleType:
     """Load a Python file as a module of its own; the same content at the same path is loaded once."""
-    copied = module_of_copy(path)
-    shown = f"the {field} file {str(path)!r}"
-    if copied is None:
+    shown, place = f"the {field} file {str(path)!r}", path.expanduser().resolve()
+    name, content = module_of_copy(place), b""
+    is_copy = name is not None
+    if name is None:
         try:
-            content = path.read_bytes()
+            content = place.read_bytes()
         except OSError as failure:
             raise ConfigError(f"{shown} cannot be read: {failure.strerror or failure}") from None
         # Named by path and content: two files may share a stem, and a changed file is another module.
-        key = hashlib.sha256(str(path).encode() + b"\0" + content).hexdigest()[:16]
-        name = f"coterie_user_{path.stem}_{key}"
-    else:
-        name = copied
+        key = hashlib.sha256(str(place).encode() + b"\0" + content).hexdigest()[:16]
+        name = f"coterie_user_{place.stem}_{key}"
     if name in sys.modules:
         return sys.modules[name]
     try:
-        return importlib.import_module(name) if copied else _execute(name, path, content)
+        return importlib.import_module(name) if is_copy else _execute(name, place, content)
     except CoterieError:
         raise
     except Exception as failure:
