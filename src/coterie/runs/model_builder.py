@@ -29,24 +29,7 @@ from coterie.user_code import IMPORT
 def make_engine(
     config: ExperimentConfig, population: Population, device: torch.device, choices: Mapping[str, Any] | None = None
 ) -> Engine:
-    """Put the samples on the device, build the model and the engine.
-
-    Parameters
-    ----------
-    config
-        The configuration.
-    population
-        Samples and shares.
-    device
-        Where to compute.
-    choices
-        What an earlier part of the same run chose, to be used again.
-
-    Returns
-    -------
-    Engine
-        The engine.
-    """
+    """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before."""
     choices = choices or {}
     dataset, dtype = population.dataset, getattr(torch, config.dtype)
     _refuse_unfit(config, dataset)
@@ -83,22 +66,7 @@ def _batch_size(config: ExperimentConfig) -> int:
 
 
 def make_module(config: ExperimentConfig, dataset: Dataset, purpose: str = "model") -> nn.Module:
-    """Build the model with its initial parameters.
-
-    Parameters
-    ----------
-    config
-        The configuration.
-    dataset
-        The samples, whose shapes it must fit.
-    purpose
-        What the parameters are for; decides which random numbers are drawn.
-
-    Returns
-    -------
-    torch.nn.Module
-        The module.
-    """
+    """Build the model with its initial parameters, drawn for a purpose."""
     with randomness.torch_stream(config.seed, purpose):
         return models.build(config.model, dataset.input_shape, dataset.num_outputs)
 
