@@ -19,12 +19,10 @@ from coterie.errors import ConfigError, UnknownName
 from coterie.evaluation import metrics as metric_table
 from coterie.models import problem
 from coterie.simulation import attacks, privacy
+from coterie.user_code import IMPORT
 
 SHORTHANDS = ("local_epochs", "batch_size", "lr")
 """Algorithm settings that have an option of their own on the command line."""
-
-IMPORT = "import:"
-"""What the name of a loss of the user's begins with: ``import:package.module:function``."""
 
 
 def _split(value: Any) -> Any:

@@ -43,7 +43,7 @@ def test_a_function_of_the_users_is_called() -> None:
     [
         ("import:own_loaders:rows", "gave a list, not a coterie.data.Dataset"),
         ("import:own_loaders:broken", "OSError: no such disk"),
-        ("import:own_loaders:nowhere", "has no attribute 'nowhere'"),
+        ("import:own_loaders:nowhere", "'nowhere' is missing in 'own_loaders'; it must be a function"),
         ("import:no_such_module:load", "No module named 'no_such_module'"),
     ],
 )

@@ -166,7 +166,7 @@ def loader() -> Dataset:
 def test_a_loader_of_the_users(tmp_path: Path) -> None:
     found = load_own("import:tests.federation.test_agreement:loader", tmp_path, make_agreement())
     assert found.y.tolist() == [1, 5, 8, 1, 5, 8]
-    with pytest.raises(DataError, match="failed"):
+    with pytest.raises(DataError, match="'missing' is missing in"):
         load_own("import:tests.federation.test_agreement:missing", tmp_path, make_agreement())
     with pytest.raises(DataError, match="gave a "):
         load_own("import:os:getcwd", tmp_path, make_agreement())

@@ -196,6 +196,8 @@ INSIDE = {  # what users do not import from, and why it is not in the reference
     "kernels": "of the engines",
     "options": "behind everything that has options",
     "runs": "behind `run` and `resume`",
+    "tasks": "a table behind data, losses and metrics",
+    "user_code": "behind `import:` and methods in files",
     "version": "`coterie.__version__`",
 }
 

@@ -222,7 +222,8 @@ def test_an_onnx_file_gives_what_the_module_gives(name: str, more: dict[str, Any
     words = ["export", str(run), "--client", str(CLIENT), "--onnx", "--out", str(out)]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0 and "onnx: " in done.stderr
-    files = ["load_m.py", "m.json", "m.onnx", "m.safetensors", "run"]
+    code = ["m_code"] if "import:" in more["model"] else []
+    files = ["load_m.py", "m.json", "m.onnx", "m.safetensors", *code, "run"]
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     session = runtime.InferenceSession(str(tmp_path / "m.onnx"))
     about = json.loads((tmp_path / "m.json").read_text())

@@ -24,7 +24,7 @@ from coterie.config import ExperimentConfig
 from coterie.errors import Interrupted, RunFolderError
 from coterie.results import Result
 from coterie.runs.experiment import Experiment
-from coterie.runs.storage.atomic import read_json
+from coterie.runs.storage.atomic_files import read_json
 from coterie.simulation.simulation import Simulation
 from coterie.studies.comparison import (
     Plan,

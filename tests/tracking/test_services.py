@@ -16,7 +16,7 @@ from coterie import api
 from coterie.errors import ConfigError
 from coterie.results import Result
 from coterie.runs import launch
-from coterie.runs.storage.atomic import read_json
+from coterie.runs.storage.atomic_files import read_json
 from coterie.tracking import make_all
 from tests.small_runs import assert_same_end, config_of
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import pkgutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from coterie import options
+from coterie import options, user_code
 from coterie.algorithms.base import Algorithm
-from coterie.errors import ConfigError, CoterieError, UnknownName
+from coterie.errors import ConfigError, UnknownName
 
 _FACTS = ("name", "title", "citation")
 _registered: dict[str, type[Algorithm]] = {}
-_from_files: dict[tuple[Path, str], type[Algorithm]] = {}
 
 
 def register(algorithm: type[Algorithm]) -> type[Algorithm]:
@@ -103,29 +100,7 @@ def digest(path: Path) -> str:
 
 
 def _from_file(path: Path) -> type[Algorithm]:
-    key = path.expanduser().resolve(), digest(path.expanduser())
-    if key not in _from_files:
-        _from_files[key] = _load_file(*key)
-    return _from_files[key]
-
-
-def _load_file(path: Path, content: str) -> type[Algorithm]:
-    # Named by content too: two files may share a stem, and a changed file is another module.
-    name = f"coterie_user_{path.stem}_{content[:8]}"
-    place = importlib.util.spec_from_file_location(name, path)
-    if place is None or place.loader is None:
-        raise ConfigError(f"the algorithm file {str(path)!r} is not a Python file")
-    module = importlib.util.module_from_spec(place)
-    sys.modules[name] = module
-    try:
-        place.loader.exec_module(module)
-    except CoterieError:
-        raise
-    except Exception as error:
-        del sys.modules[name]
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"the algorithm file {str(path)!r} cannot be loaded ({reason})") from error
-    found = _of_module(module)
+    found = _of_module(user_code.load_file("algorithm", path))
     complete = [algorithm for algorithm in found if not _missing(algorithm)]
     if len(complete) != 1:
         lacking = [f"{algorithm.__name__} lacks {_missing(algorithm)}" for algorithm in found if _missing(algorithm)]

@@ -268,7 +268,7 @@ def _submit(folder: Path, plan: Plan, path: Path) -> None:
     """Hand the plan to Flower, then tell what happens until the run is over."""
     from coterie.federation.monitor import Watch
     from coterie.runs.storage import read_summary
-    from coterie.runs.storage.atomic import write_text
+    from coterie.runs.storage.atomic_files import write_text
 
     watch = Watch(path, plan.rounds)
     # Its own for each submission: what a second one for the same run is told must not be taken for the first one's.

@@ -17,7 +17,7 @@ from coterie.cli.compare import Jobs, Seeds, told_apart
 from coterie.cli.console import err, out
 from coterie.cli.options import COMPUTING, RESULTS, TRAINING, DataDir, Folder, Text, Texts, Whole, field
 from coterie.errors import ConfigError, Interrupted
-from coterie.runs.storage.atomic import write_json, write_text
+from coterie.runs.storage.atomic_files import write_json, write_text
 from coterie.studies import recipes
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.plans import planned, settings_of, work

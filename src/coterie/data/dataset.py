@@ -12,8 +12,7 @@ from torch import Tensor
 
 from coterie.errors import DataError
 from coterie.options import Parameter, Spec
-
-TASKS = ("multiclass", "binary", "regression")
+from coterie.tasks import TASKS
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +98,7 @@ class Dataset:
     @property
     def num_outputs(self) -> int:
         """Outputs a model needs: one for each class, or 1 when the task is binary or regression."""
-        return len(self.classes) if self.task == "multiclass" else 1
+        return TASKS[self.task].outputs(len(self.classes))
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
+from coterie import user_code
 from coterie.data.dataset import Dataset, Source
 from coterie.errors import CoterieError, DataError
 
@@ -47,14 +47,20 @@ class Imported(Source):
         DataError
             If it cannot be imported, fails, or gives something else.
         """
-        module, _, name = self.function.partition(":")
+        shown = f"data {user_code.as_given(self.text())!r}"
+        function = user_code.load(
+            "data",
+            self.text(),
+            form="package.module:function",
+            must_be="a function without parameters that gives a coterie.data.Dataset",
+            error=DataError,
+        )
         try:
-            found = getattr(importlib.import_module(module), name)()
+            found = function()
         except CoterieError:
             raise
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise DataError(f"the loader {self.text()!r} failed ({reason}); is it on PYTHONPATH?") from error
+            raise DataError(f"{shown} failed ({user_code.explain(error)})") from error
         if not isinstance(found, Dataset):
-            raise DataError(f"the loader {self.text()!r} gave a {type(found).__name__}, not a coterie.data.Dataset")
+            raise DataError(f"{shown} gave a {type(found).__name__}, not a coterie.data.Dataset")
         return found

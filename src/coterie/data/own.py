@@ -18,8 +18,8 @@ from torch import Tensor
 from coterie.data.dataset import Dataset, Source
 from coterie.data.images import image_files, read_images
 from coterie.errors import DataError
+from coterie.tasks import TaskName
 
-Task = Literal["multiclass", "binary", "regression"]
 _MOST_TEXTS = 100  # different texts in a column beyond which one-hot columns are hardly what is wanted
 
 
@@ -57,7 +57,7 @@ def own_norm(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple((mean / unit).tolist()), tuple(std.tolist())
 
 
-def encode_labels(values: npt.NDArray[Any], task: Task, where: str) -> tuple[Tensor, tuple[str, ...]]:
+def encode_labels(values: npt.NDArray[Any], task: TaskName, where: str) -> tuple[Tensor, tuple[str, ...]]:
     """Turn labels of any kind into what a task wants.
 
     Parameters
@@ -203,7 +203,7 @@ class Npz(Source):
     positional: ClassVar[str | None] = "path"
 
     path: Path = Field(description="the file; images as [N, H, W] or [N, channels, H, W]")
-    task: Task = Field("multiclass", description="what is to be predicted")
+    task: TaskName = Field("multiclass", description="what is to be predicted")
     norm: Literal["unit", "own"] = Field("unit", description="unit: pixels in [0, 1]; own: mean 0, deviation 1")
 
     def load(self, folder: Path, seed: int) -> Dataset:
@@ -273,7 +273,7 @@ class Table(Source):
     label: str = Field(description="the column to predict")
     client: str = Field("", description="the column that says whose a row is")
     drop: Texts = Field((), description="columns to leave out, as name+date")
-    task: Task = Field("multiclass", description="what is to be predicted")
+    task: TaskName = Field("multiclass", description="what is to be predicted")
     norm: Literal["own", "none"] = Field("own", description="own: numeric columns get mean 0 and deviation 1")
 
     def load(self, folder: Path, seed: int) -> Dataset:

@@ -15,7 +15,7 @@ apart: with few samples a client gains from its own group, and a model for all g
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 
 from coterie.data.dataset import Dataset, Source
 from coterie.randomness import stream
+from coterie.tasks import TASKS, TaskName
 
 Array = npt.NDArray[np.float64]
 
@@ -46,7 +47,7 @@ class Synthetic(Source):
     noise: float = Field(0.1, ge=0, description="standard deviation of the noise on the teacher's scores, which have 1")
     variation: float = Field(0.05, ge=0, le=1, description="share of a client's teacher that is its own")
     hidden: int = Field(0, ge=0, description="width of the teachers' hidden layer; 0 for linear teachers")
-    task: Literal["multiclass", "binary", "regression"] = Field("multiclass", description="what is to be predicted")
+    task: TaskName = Field("multiclass", description="what is to be predicted")
 
     @model_validator(mode="after")
     def _groups_have_clients(self) -> Self:
@@ -70,7 +71,7 @@ class Synthetic(Source):
             With ``owner`` and ``groups`` filled in.
         """
         group = np.arange(self.clients) * self.groups // self.clients
-        outputs = self.classes if self.task == "multiclass" else 1
+        outputs = TASKS[self.task].outputs(self.classes)
         teachers = [self._teacher(outputs, seed, "synthetic: group", g) for g in range(self.groups)]
         inputs, targets = [], []
         for client in range(self.clients):
@@ -85,7 +86,8 @@ class Synthetic(Source):
             inputs.append(points.astype(np.float32))
             targets.append(self._labels(scores))
         x, y = torch.from_numpy(np.concatenate(inputs)), torch.from_numpy(np.concatenate(targets))
-        names = {"multiclass": self.classes, "binary": 2, "regression": 0}[self.task]
+        fixed = TASKS[self.task].fixed_classes
+        names = self.classes if fixed is None else fixed
         return Dataset(
             name=self.text(),
             x=x,

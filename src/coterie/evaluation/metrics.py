@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.errors import ModelError, UnknownName
-
-MULTICLASS, BINARY, REGRESSION = "multiclass", "binary", "regression"
+from coterie.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def _auroc(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
     return _by_client(one, scores, _squeezed(targets).long(), offsets)
 
 
-_CLASSES = frozenset({MULTICLASS, BINARY})
+_CLASSES, _NUMBERS = frozenset({"multiclass", "binary"}), frozenset({"regression"})
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -168,7 +167,7 @@ METRICS: dict[str, Metric] = {
         Metric("balanced_accuracy", "mean recall over the classes the client has", True, _CLASSES, _balanced_accuracy),
         Metric("macro_f1", "mean F1 over the classes the client has or is told", True, _CLASSES, _macro_f1),
         Metric("auroc", "area under the ROC curve, mean of one class against the rest", True, _CLASSES, _auroc),
-        Metric("rmse", "root of the mean squared error", False, frozenset({REGRESSION}), _rmse),
+        Metric("rmse", "root of the mean squared error", False, _NUMBERS, _rmse),
     )
 }
 """The metrics by name."""
@@ -192,8 +191,8 @@ def names(task: str | None = None) -> tuple[str, ...]:
     UnknownName
         If there is no such task.
     """
-    if task is not None and task not in (tasks := (MULTICLASS, BINARY, REGRESSION)):
-        raise UnknownName("task", task, tasks)
+    if task is not None and task not in TASKS:
+        raise UnknownName("task", task, TASKS)
     return tuple(name for name, metric in METRICS.items() if task is None or task in metric.tasks)
 
 
@@ -233,7 +232,7 @@ def usual(name: str) -> str:
     str
         ``"accuracy"``, or ``"rmse"`` where the task is regression.
     """
-    return names(min(get(name).tasks))[0]
+    return TASKS[min(get(name).tasks)].metric
 
 
 def per_client(metric: str, outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
@@ -269,7 +268,7 @@ def per_client(metric: str, outputs: Tensor, targets: Tensor, offsets: Tensor) -
     chosen = get(metric)
     found, wanted = _squeezed(outputs), _squeezed(targets)
     # Class metrics compare one number a sample, RMSE any number of them; broadcasting would hide a mistake.
-    expected = found.shape if REGRESSION in chosen.tasks else found.shape[:1]
+    expected = found.shape if "regression" in chosen.tasks else found.shape[:1]
     if wanted.shape != expected or found.dim() not in (1, 2):
         raise ModelError(
             f"metric {metric!r} cannot compare outputs of shape {tuple(outputs.shape)} with targets of shape "

@@ -21,6 +21,7 @@ from coterie.algorithms import registry
 from coterie.config import ExperimentConfig, from_mapping
 from coterie.errors import ConfigError
 from coterie.simulation.privacy import Privacy
+from coterie.tasks import TASKS, TaskName
 
 FILE = "federation.yaml"
 
@@ -39,7 +40,7 @@ class Member(_Frozen):
 class Schema(_Frozen):
     """What a sample is; every node's own data must agree."""
 
-    task: Literal["multiclass", "binary", "regression"] = Field("multiclass", description="what is to be predicted")
+    task: TaskName = Field("multiclass", description="what is to be predicted")
     input_shape: tuple[int, ...] = Field(min_length=1, description="shape of one sample, as [channels, height, width]")
     classes: tuple[str, ...] = Field((), description="the classes' names, in the order of the model's outputs")
     columns: tuple[str, ...] = Field((), description="of a table: its columns in order, those of texts as name=text")
@@ -48,8 +49,7 @@ class Schema(_Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Schema:
-        least = {"multiclass": 2, "binary": 2, "regression": 0}[self.task]
-        if len(self.classes) < least or (self.task != "multiclass" and len(self.classes) != least):
+        if not TASKS[self.task].allows(len(self.classes)):
             raise ValueError(f"classes are {len(self.classes)}, which does not fit a {self.task} task")
         for what, names in (("classes", self.classes), ("columns", self.columns)):
             if len(set(names)) != len(names):
@@ -65,7 +65,7 @@ class Schema(_Frozen):
     @property
     def outputs(self) -> int:
         """Outputs that a model needs."""
-        return len(self.classes) if self.task == "multiclass" else 1
+        return TASKS[self.task].outputs(len(self.classes))
 
 
 class Promise(Privacy):

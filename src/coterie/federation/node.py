@@ -26,7 +26,7 @@ from coterie.federation.wire import Envelope, Rejected, check_header, pack, unpa
 from coterie.rows import Rows
 from coterie.runs.builder import Population
 from coterie.runs.experiment import threads
-from coterie.runs.storage.atomic import replacing, write_json
+from coterie.runs.storage.atomic_files import replacing, write_json
 from coterie.simulation.scoring import Score, Scorer
 from coterie.simulation.simulation import Simulation
 

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from coterie.errors import CheckpointError
 from coterie.federation.wire import Rejected
 from coterie.rows import Rows
-from coterie.runs.storage.atomic import replacing, sync
+from coterie.runs.storage.atomic_files import replacing, sync
 
 _TOKEN = re.compile(r"[0-9a-z-]{1,80}")
 _RUN = re.compile(r"[0-9a-z-]{1,80}")

@@ -19,7 +19,7 @@ from torch import Tensor
 from coterie import data, models, randomness
 from coterie.algorithms import registry
 from coterie.compute.engine import Engine
-from coterie.config import IMPORT, ExperimentConfig
+from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.data.partitions import Ragged, Shares
 from coterie.errors import ConfigError, DataError
@@ -27,6 +27,7 @@ from coterie.federation.agreement import FILE, Agreement
 from coterie.models.problem import Problem
 from coterie.runs.builder import Population, Roles, make_engine
 from coterie.simulation.simulation import Simulation
+from coterie.user_code import IMPORT
 
 _TABLES = (".csv", ".parquet")
 

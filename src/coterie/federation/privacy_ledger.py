@@ -27,7 +27,7 @@ from coterie.federation.agreement import Promise
 from coterie.federation.wire import Rejected
 from coterie.randomness import secret_normal
 from coterie.rows import Rows
-from coterie.runs.storage.atomic import write_text
+from coterie.runs.storage.atomic_files import write_text
 from coterie.simulation.privacy import protect, spent
 
 KEY, FILE = "privacy.key", "privacy.json"

@@ -31,7 +31,7 @@ from coterie.federation import agreement
 from coterie.federation.agreement import Agreement, read_yaml
 from coterie.federation.node import Node
 from coterie.federation.party_data import load_own, own_population
-from coterie.runs.storage.atomic import read_json, write_text
+from coterie.runs.storage.atomic_files import read_json, write_text
 
 
 class ServerConfig(BaseModel):

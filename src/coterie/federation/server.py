@@ -25,7 +25,7 @@ from coterie.runs.builder import Assembly
 from coterie.runs.experiment import Experiment, Watcher, threads
 from coterie.runs.records import Recorder
 from coterie.runs.rounds import draw_cohort, due
-from coterie.runs.storage import Checkpoint, RunFolder, settled
+from coterie.runs.storage import Checkpoint, RunFolder, as_restored
 from coterie.runs.storage.events import Event, EventLog, Listener
 from coterie.simulation.scoring import Scorer
 from coterie.tracking import TrackerObserver, TrackerWarning, make_all
@@ -114,7 +114,7 @@ class FederatedRounds:
         info = simulation.play_round(cohort, round_number)
         remote.end_round(round_number)
         self.in_round = False
-        simulation.server = settled(simulation.server)
+        simulation.server = as_restored(simulation.server)
         mean = self._record_evaluation()
         if round_number > 1:
             self.tell(round_number - 1)

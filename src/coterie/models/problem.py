@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from coterie import kernels, randomness
 from coterie.errors import ConfigError, ModelError, UnknownName
 from coterie.rows import Layout
+from coterie.tasks import TASKS
 
 PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
 """From outputs ``[samples, outputs]`` and targets ``[samples]`` to a loss for each sample."""
@@ -35,12 +36,6 @@ LOSSES: Mapping[str, PerSampleLoss] = {
     "squared_error": _squared_error,
 }
 """Losses by name; ``squared_error`` is half the squared residual, so that its gradient is the residual."""
-
-_TASKS = {
-    "multiclass": ("cross_entropy", ("accuracy",)),
-    "binary": ("binary", ("accuracy",)),
-    "regression": ("squared_error", ("rmse",)),
-}
 
 
 class StreamDropout(nn.Module):
@@ -217,10 +212,9 @@ class Problem:
         ModelError
             If the module cannot be trained as rows.
         """
-        if task not in _TASKS:
-            raise ConfigError(f"task is {task!r}: allowed are {', '.join(_TASKS)}")
-        default_loss, default_metrics = _TASKS[task]
-        loss = default_loss if loss is None else loss
+        if task not in TASKS:
+            raise ConfigError(f"task is {task!r}: allowed are {', '.join(TASKS)}")
+        loss = TASKS[task].loss if loss is None else loss
         if isinstance(loss, str):
             if loss not in LOSSES:
                 raise UnknownName("loss", loss, LOSSES)
@@ -232,4 +226,4 @@ class Problem:
             raise ModelError(f"{type(module).__name__} has parameters that are not floating-point numbers")
         layout = Layout.of(module, {name: (name,) for name, _ in module.named_children()})
         start = layout.row_of(dict(module.named_parameters()))
-        return cls(module, layout, loss, tuple(metrics) or default_metrics, start)
+        return cls(module, layout, loss, tuple(metrics) or (TASKS[task].metric,), start)

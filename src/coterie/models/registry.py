@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -13,11 +12,11 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
+from coterie import user_code
 from coterie.errors import ConfigError, CoterieError, ModelError, UnknownName
 from coterie.models import convolutional, dense, residual
 from coterie.models.network import Network
-
-_IMPORT = "import"
+from coterie.user_code import IMPORT
 
 
 @dataclass(frozen=True)
@@ -216,13 +215,13 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: obje
     """
     shape = tuple(int(side) for side in input_shape)
     kind, _, rest = name.partition(":")
-    if kind == _IMPORT:
+    if name.startswith(IMPORT):
         module, _, rest = rest.partition(":")
         target, _, text = rest.partition(":")
         given = {key: _literal(value) for key, value in _options(name, text).items()}
         return _imported(module, target, shape, outputs, {**given, **options})
     if kind not in _ENTRIES:
-        raise UnknownName("model", kind, [*_ENTRIES, f"{_IMPORT}:package.module:Class"])
+        raise UnknownName("model", kind, [*_ENTRIES, f"{IMPORT}package.module:Class"])
     entry = _ENTRIES[kind]
     return entry.builder(shape, outputs, **_validated(entry, {**_options(name, rest), **options}))
 
@@ -263,19 +262,16 @@ def _literal(text: str) -> object:
 def _imported(
     module: str, target: str, shape: tuple[int, ...], outputs: int, options: Mapping[str, object]
 ) -> nn.Module:
-    where = f"{_IMPORT}:{module}:{target}"
-    if not module or not target:
-        raise ConfigError(f"model {where!r} must read import:package.module:Class")
-    try:
-        found = importlib.import_module(module)
-    except ImportError as error:
-        raise ModelError(f"model {where!r} cannot be imported: {error}; is it installed, or on PYTHONPATH?") from error
-    except Exception as error:
-        raise ModelError(f"model {where!r} cannot be imported: {type(error).__name__}: {error}") from error
-    maker = getattr(found, target, None)
-    if not callable(maker) or isinstance(maker, nn.Module):
-        what = "is missing" if maker is None else f"is a {type(maker).__name__}"
-        raise ModelError(f"model {where!r}: {target!r} {what}; it must be a class or function that makes an nn.Module")
+    where = f"{IMPORT}{module}:{target}"
+    maker = user_code.load(
+        "model",
+        where,
+        form="package.module:Class",
+        must_be="a class or function that makes an nn.Module",
+        error=ModelError,
+        accepts=lambda found: callable(found) and not isinstance(found, nn.Module),
+    )
+    shown = f"model {user_code.as_given(where)!r}"
     offered = {"input_shape": shape, "outputs": outputs}
     parameters = inspect.signature(maker).parameters.values()
     anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
@@ -284,14 +280,14 @@ def _imported(
     try:
         inspect.signature(maker).bind(**arguments)
     except TypeError as error:
-        shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
-        raise ModelError(f"model {where!r} cannot be called with {shown}: {error}") from None
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
+        raise ModelError(f"{shown} cannot be called with {given}: {error}") from None
     try:
         made = maker(**arguments)
     except CoterieError:
         raise
     except Exception as error:
-        raise ModelError(f"model {where!r} cannot be made: {type(error).__name__}: {error}") from error
+        raise ModelError(f"{shown} cannot be made: {user_code.explain(error)}") from error
     if not isinstance(made, nn.Module):
-        raise ModelError(f"model {where!r} made a {type(made).__name__}, not an nn.Module")
+        raise ModelError(f"{shown} made a {type(made).__name__}, not an nn.Module")
     return made

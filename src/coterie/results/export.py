@@ -5,6 +5,7 @@
     model.safetensors   the parameters
     model.json          what it is: the run, the client, its inputs and outputs, what was measured of it
     load_model.py       a few lines of Python that rebuild the module and load it
+    model_code/         the source of the module, where it is the user's own
     model.onnx          the module for other programs, where it was asked for
 """
 
@@ -25,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from coterie.compute.samples import Split
-from coterie.config import ExperimentConfig, from_mapping
+from coterie.config import ExperimentConfig
 from coterie.errors import CheckpointError, ConfigError, RunFolderError
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_validation
@@ -33,8 +34,10 @@ from coterie.models.problem import StreamDropout
 from coterie.results import Result
 from coterie.rows import Rows
 from coterie.runs.builder import Assembly, assemble
-from coterie.runs.storage import RunFolder
-from coterie.runs.storage.atomic import replacing, write_json, write_text
+from coterie.runs.own_code import stored_config
+from coterie.runs.storage import RunFolder, read_code
+from coterie.runs.storage.atomic_files import replacing, write_json, write_text
+from coterie.runs.storage.code_folder import write_code
 
 Kind = Literal["personal", "global", "hybrid"]
 """The client's own model, the one for all, or whichever of the two is better on the client's validation samples."""
@@ -47,14 +50,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from coterie.models import build
+from coterie.models import build{imports}
 
 MEAN, STD = {mean}, {std}
 
 
 def load_model() -> torch.nn.Module:
     """Rebuild the module and load its parameters."""
-    module = build({model!r}, {input_shape!r}, {outputs!r}).to(torch.{dtype})
+    module = build({named}, {input_shape!r}, {outputs!r}).to(torch.{dtype})
     module.load_state_dict(load_file(Path(__file__).with_name({name!r})))
     return module.eval()
 
@@ -65,6 +68,11 @@ def prepare(x: torch.Tensor) -> torch.Tensor:
     mean, std = (torch.tensor(v, dtype=x.dtype).view(-1, *(1,) * (x.dim() - 2)) for v in (MEAN, STD))
     return (x - mean) / std
 '''
+
+_OWN_CODE = """
+from coterie.user_code import Copies
+
+CODE = Path(__file__).with_name({code!r})"""
 
 
 @dataclass(frozen=True)
@@ -158,12 +166,13 @@ def export(
     """
     model = Path(out)
     loader, about = model.with_name(f"load_{model.stem}.py"), model.with_suffix(".json")
+    code = model.with_name(f"{model.stem}_code")
     graph = model.with_suffix(".onnx") if onnx else None
-    _refuse_places(model, loader, about, *([graph] if graph else []))
+    _refuse_places(model, loader, about, code, *([graph] if graph else []))
     if graph:
         _refuse_without_onnx()
     result = Result(run)
-    config, summary = from_mapping(result.config), result.summary
+    summary, config, copies = result.summary, stored_config(result.path), read_code(result.path)
     if not 0 <= client < config.clients:
         raise ConfigError(f"client is {client}, but the run in {run} has clients 0 to {config.clients - 1}")
     parts, last = _restored(result.path, config, None if data_dir is None else Path(data_dir))
@@ -178,8 +187,8 @@ def export(
     module = _module(parts, client, rows)
     if module is None:
         raise ConfigError(
-            f"the {taken} model of {algorithm.title} is more than the model {config.model!r} with other parameters: it "
-            "cannot be exported"
+            f"the {taken} model of {algorithm.title} is more than the model {result.config['model']!r} with other "
+            "parameters: it cannot be exported"
         )
     dataset = parts.population.dataset
     facts = {
@@ -190,7 +199,7 @@ def export(
         "best": wanted,
         "kind": taken,
         "round": last,
-        "model": config.model,
+        "model": result.config["model"],
         "input_shape": list(dataset.input_shape),
         "outputs": dataset.num_outputs,
         "classes": list(dataset.classes),
@@ -205,7 +214,16 @@ def export(
     with replacing(model) as draft:
         save_file(tensors, draft)
     write_json(about, facts)
-    words = {**facts, "name": model.name, "input_shape": dataset.input_shape}
+    words = {
+        **facts,
+        "name": model.name,
+        "input_shape": dataset.input_shape,
+        "named": repr(facts["model"]),
+        "imports": "",
+    }
+    if "model" in copies.settings:
+        write_code(code, copies.only("model"))
+        words |= {"named": 'Copies.read(CODE).use(CODE)["model"]', "imports": _OWN_CODE.format(code=code.name)}
     write_text(loader, _LOADER.format(**words))
     return Exported(model, loader, facts, graph)
 

@@ -18,15 +18,15 @@ from coterie.results import figures, heat_maps
 from coterie.results.run_set import RunSet
 from coterie.results.tables import table
 from coterie.runs.storage import (
-    MatrixLog,
     MetricsLog,
     TimingsLog,
     accuracy_matrix_log,
+    collaboration_weights_log,
     read_config,
     read_shares,
     read_summary,
 )
-from coterie.runs.storage.reader import SHARES
+from coterie.runs.storage.run_files import SHARES
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -91,7 +91,7 @@ class Result:
     @property
     def weight_rounds(self) -> list[int]:
         """The rounds that have collaboration weights, in order; none if the method has none."""
-        return MatrixLog(self._path / "weights").rounds()
+        return collaboration_weights_log(self._path).rounds()
 
     def weights(self, round_number: int | None = None) -> pd.DataFrame:
         """Give the collaboration weights of one round.
@@ -106,7 +106,7 @@ class Result:
         pandas.DataFrame
             The matrix; its index are the clients that took, its columns those from whom they took.
         """
-        return MatrixLog(self._path / "weights").read(round_number)
+        return collaboration_weights_log(self._path).read(round_number)
 
     @property
     def matrix_rounds(self) -> list[int]:

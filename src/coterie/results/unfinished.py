@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from coterie.config import from_mapping
 from coterie.errors import RunFolderError
 from coterie.results.result import Result
+from coterie.runs.own_code import stored_config
 from coterie.runs.population import roles
 from coterie.runs.summary import summary_of
 
@@ -29,7 +29,7 @@ def so_far(result: Result) -> dict[str, Any]:
     RunFolderError
         If nothing has been recorded yet.
     """
-    config, metrics = from_mapping(result.config), result.metrics
+    config, metrics = stored_config(result.path), result.metrics
     measured = metrics.loc[(metrics["split"] == "test") & (metrics["metric"] != "loss"), "metric"]
     if measured.empty:
         raise RunFolderError(f"the run in {result.path} has recorded nothing yet: `coterie resume {result.path}`")

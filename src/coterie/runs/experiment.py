@@ -16,7 +16,7 @@ from coterie.errors import CheckpointError, ConfigError, Interrupted, RunFolderE
 from coterie.rows import Rows
 from coterie.runs.builder import Assembly
 from coterie.runs.rounds import Rounds
-from coterie.runs.storage import Checkpoint, RunFolder, settled
+from coterie.runs.storage import Checkpoint, RunFolder, as_restored
 from coterie.runs.summary import summary_of
 
 Watcher = Callable[[int, float | None], None]
@@ -61,7 +61,7 @@ class Experiment:
     def _put(self, server: Rows, clients: Rows) -> None:
         # A resumed run has its tensors contiguous and apart from one another, so every run has.
         states = {"server": server, "clients": clients}
-        together = settled(
+        together = as_restored(
             {f"{owner}/{name}": value for owner, state in states.items() for name, value in state.items()}
         )
         self.simulation.server, self.simulation.clients.rows = (

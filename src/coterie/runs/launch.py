@@ -6,11 +6,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from coterie.config import ExperimentConfig, from_mapping
+from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError, RunFolderError
 from coterie.rows.distributed import Ranks, launched
 from coterie.runs.builder import Assembly, assemble
 from coterie.runs.experiment import Experiment, enough_memory, threads
+from coterie.runs.own_code import own_code, stored_config
 from coterie.runs.rounds import SimulatedRounds
 from coterie.runs.storage import RunFolder, SilentFolder, read_config
 from coterie.simulation.processes import ONE_PROCESS, OneProcess
@@ -59,7 +60,7 @@ def begin(
         parts = assemble(config, data_dir, None, path, processes)
         plain = config.plain()
         folder = processes.together(
-            lambda: RunFolder.create(path, plain) if processes.leads else SilentFolder(path, plain)
+            lambda: RunFolder.create(path, plain, own_code(config)) if processes.leads else SilentFolder(path, plain)
         )
         on_failure.callback(folder.close)
         processes.together(lambda: _write_beginning(folder, parts, _choices(config, parts, data_dir)))
@@ -89,7 +90,7 @@ def resume(path: Path, data_dir: Path | None = None) -> Experiment:
         folder = processes.together(lambda: RunFolder.open(path) if processes.leads else SilentFolder(path, plain))
         on_failure.callback(folder.close)
         processes.together(lambda: _refuse_finished(folder))
-        config, choices = from_mapping(folder.config), processes.told(lambda: folder.choices)
+        config, choices = stored_config(path), processes.told(lambda: folder.choices)
         if data_dir is None and "data_dir" in choices:
             data_dir = Path(choices["data_dir"])
         with enough_memory(), threads(config.threads or choices.get("threads")):

@@ -3,58 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from coterie import models, randomness
+from coterie import models, randomness, user_code
 from coterie.algorithms import registry
 from coterie.compute.batched import BatchedEngine
 from coterie.compute.engine import Engine
 from coterie.compute.loop import LoopEngine
 from coterie.compute.samples import Samples
-from coterie.config import IMPORT, ExperimentConfig
+from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.errors import ConfigError, CoterieError, ModelError
 from coterie.evaluation import metrics as metric_table
 from coterie.models.problem import LOSSES, PerSampleLoss, Problem
 from coterie.runs.population import Population
 from coterie.simulation import attacks
-
-_LOSS_OF_TASK = {"multiclass": "cross_entropy", "binary": "binary", "regression": "squared_error"}
+from coterie.tasks import TASKS
+from coterie.user_code import IMPORT
 
 
 def make_engine(
     config: ExperimentConfig, population: Population, device: torch.device, choices: Mapping[str, Any] | None = None
 ) -> Engine:
-    """Put the samples on the device, build the model and the engine.
-
-    Parameters
-    ----------
-    config
-        The configuration.
-    population
-        Samples and shares.
-    device
-        Where to compute.
-    choices
-        What an earlier part of the same run chose, to be used again.
-
-    Returns
-    -------
-    Engine
-        The engine.
-    """
+    """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before."""
     choices = choices or {}
     dataset, dtype = population.dataset, getattr(torch, config.dtype)
     _refuse_unfit(config, dataset)
     module = make_module(config, dataset)
     models.check(module)
-    loss = _imported_loss(config.loss) if config.loss and config.loss.startswith(IMPORT) else config.loss
-    problem = Problem.of(module, dataset.task, loss=loss, metrics=config.metrics, dtype=dtype, device=device)
+    problem = Problem.of(
+        module, dataset.task, loss=_loss(config.loss), metrics=config.metrics, dtype=dtype, device=device
+    )
     labels = _poisoned(config, population) if len(population.roles.attackers) else None
     samples = Samples.of(dataset, population.shares, seed=config.seed, device=device, dtype=dtype, labels=labels)
     _try_out(config, problem, samples, dataset)
@@ -83,22 +66,7 @@ def _batch_size(config: ExperimentConfig) -> int:
 
 
 def make_module(config: ExperimentConfig, dataset: Dataset, purpose: str = "model") -> nn.Module:
-    """Build the model with its initial parameters.
-
-    Parameters
-    ----------
-    config
-        The configuration.
-    dataset
-        The samples, whose shapes it must fit.
-    purpose
-        What the parameters are for; decides which random numbers are drawn.
-
-    Returns
-    -------
-    torch.nn.Module
-        The module.
-    """
+    """Build the model with its initial parameters, drawn for a purpose."""
     with randomness.torch_stream(config.seed, purpose):
         return models.build(config.model, dataset.input_shape, dataset.num_outputs)
 
@@ -110,30 +78,31 @@ def _refuse_unfit(config: ExperimentConfig, dataset: Dataset) -> None:
             raise ConfigError(
                 f"metric {metric!r} does not fit the {dataset.task} task of {dataset.name!r}: use {', '.join(fitting)}"
             )
-    own = _LOSS_OF_TASK[dataset.task]
+    own = TASKS[dataset.task].loss
     if config.loss in LOSSES and config.loss != own:
         raise ConfigError(f"loss {config.loss!r} does not fit the {dataset.task} task of {dataset.name!r}: use {own}")
 
 
-def _imported_loss(name: str) -> PerSampleLoss:
-    module, _, target = name.removeprefix(IMPORT).partition(":")
-    try:
-        found = getattr(importlib.import_module(module), target, None) if module and target else None
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"loss {name!r} cannot be imported ({reason})") from error
-    if not callable(found):
-        raise ConfigError(f"loss {name!r} must read import:package.module:function, and that function must exist")
-    loss: PerSampleLoss = found
+def _loss(name: str | None) -> str | PerSampleLoss | None:
+    if name is None or not name.startswith(IMPORT):
+        return name
+    loss: PerSampleLoss = user_code.load(
+        "loss",
+        name,
+        form="package.module:function",
+        must_be="a function of outputs and targets that gives a loss for each sample",
+    )
     return loss
 
 
 def _try_out(config: ExperimentConfig, problem: Problem, samples: Samples, dataset: Dataset) -> None:
     """Run the model and the loss on a few real samples: what cannot work is said before anything is computed."""
+    model = f"model {user_code.as_given(config.model)!r}"
+    loss = f"loss {user_code.as_given(config.loss or TASKS[dataset.task].loss)!r}"
     client = int(samples.sizes("train").argmax())
     index = samples.splits["train"][client][:4].unsqueeze(0)
     x, y = (value[0] for value in samples.gather(index, index.new_tensor([client])))
-    with _reported(f"model {config.model!r}", f"inputs of shape {dataset.input_shape}"):
+    with _reported(model, f"inputs of shape {dataset.input_shape}"):
         models.check(problem.module, x)
         with torch.no_grad():
             outputs = problem.module(x)
@@ -142,15 +111,14 @@ def _try_out(config: ExperimentConfig, problem: Problem, samples: Samples, datas
         not single and (outputs.dim() != 2 or outputs.shape[1] < dataset.num_outputs)
     ):
         raise ModelError(
-            f"model {config.model!r} gives outputs of shape {tuple(outputs.shape[1:])} for a sample, but "
+            f"{model} gives outputs of shape {tuple(outputs.shape[1:])} for a sample, but "
             f"{dataset.name!r} needs {dataset.num_outputs}"
         )
-    with _reported(f"loss {config.loss!r}", f"outputs of shape {tuple(outputs.shape)}"):
+    with _reported(loss, f"outputs of shape {tuple(outputs.shape)}"):
         losses = problem.loss(outputs, y)
     if losses.shape != y.shape:
         raise ConfigError(
-            f"loss {config.loss!r} gives a result of shape {tuple(losses.shape)}, but must give one for each of "
-            f"{len(y)} samples"
+            f"{loss} gives a result of shape {tuple(losses.shape)}, but must give one for each of {len(y)} samples"
         )
 
 
@@ -162,8 +130,7 @@ def _reported(what: str, on: str) -> Iterator[None]:
     except CoterieError:
         raise
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ModelError(f"{what} fails on {on} ({reason})") from error
+        raise ModelError(f"{what} fails on {on} ({user_code.explain(error)})") from error
 
 
 def _poisoned(config: ExperimentConfig, population: Population) -> Tensor | None:

@@ -52,7 +52,7 @@ class Recorder:
         """Record what a method reports of a round: one number, one for each client of the cohort, or weights."""
         for name, value in info.items():
             if isinstance(value, Weights):
-                self.folder.weights.append(
+                self.folder.collaboration_weights.append(
                     round_number, value.values.cpu().numpy(), value.rows.cpu().numpy(), value.columns.cpu().numpy()
                 )
                 continue
@@ -74,7 +74,7 @@ class Recorder:
     def matrix(self, round_number: int, found: Matrix) -> None:
         """Record an accuracy matrix, and what is read from it."""
         clients, metrics = found.clients.cpu().numpy(), self.folder.metrics
-        self.folder.matrix.append(round_number, found.values.cpu().numpy(), clients)
+        self.folder.accuracy_matrices.append(round_number, found.values.cpu().numpy(), clients)
         readings = read(found.values, self._config.seed, self._config.s_acc, found.global_values)
         of_clients = {"l_acc": readings.local, "g_acc": readings.everyone}
         of_clients |= {f"s_acc {fraction}": spread for fraction, spread in readings.synthetic.items()}

@@ -14,7 +14,7 @@ from coterie.config import ExperimentConfig
 from coterie.rows import Rows
 from coterie.runs.builder import Assembly
 from coterie.runs.records import Recorder
-from coterie.runs.storage import Checkpoint, RunFolder, settled
+from coterie.runs.storage import Checkpoint, RunFolder, as_restored
 from coterie.simulation.accuracy_matrix import Matrix
 
 
@@ -78,7 +78,7 @@ class SimulatedRounds:
         self.in_round = True
         info = simulation.play_round(cohort, round_number)
         self.in_round = False
-        simulation.server = settled(simulation.server)
+        simulation.server = as_restored(simulation.server)
         trained = time.perf_counter()
         scores, matrix = None, None
         if due(config, round_number):

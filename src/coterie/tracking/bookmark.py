@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.atomic import read_json, write_json
+from coterie.runs.storage.atomic_files import read_json, write_json
 
 FILE = "tracking.json"
 """The file in the run's folder, with an entry for each such tracker."""

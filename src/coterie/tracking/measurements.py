@@ -64,7 +64,7 @@ def measured(
 
 
 def _latest(folder: RunFolder, round_number: int) -> _Recorded:
-    weights = folder.weights.latest
+    weights = folder.collaboration_weights.latest
     matrix = None if weights is None or weights[0] != round_number else weights[1].astype(np.float64)
     return [block for block in folder.metrics.latest if block.round == round_number], folder.timings.latest, matrix
 
@@ -79,8 +79,8 @@ def _stored(folder: RunFolder, round_number: int) -> _Recorded:
         blocks.append(Block(round_number, model, split, metric, clients, values))
     spent = timings[timings["round"] == round_number].drop(columns="round")
     seconds = {str(stage): float(total) for stage, total in spent.sum().items()} if len(spent) else {}
-    has = round_number in folder.weights.rounds()
-    return blocks, seconds, folder.weights.read(round_number).to_numpy(np.float64) if has else None
+    has = round_number in folder.collaboration_weights.rounds()
+    return blocks, seconds, folder.collaboration_weights.read(round_number).to_numpy(np.float64) if has else None
 
 
 def tag(*parts: str) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from coterie.runs.storage import MatrixLog, RunFolder
+from coterie.runs.storage import RunFolder, collaboration_weights_log
 
 ROUNDS = 4
 UNCHECKED = 2  # a round without a checkpoint: a kill after it loses what was not flushed
@@ -59,7 +59,7 @@ def go_on(path: Path) -> None:
             clients = {"rows": torch.sin(clients["rows"] + number)}
             run.metrics.append(number, "personal", "test", "accuracy", clients["rows"][:, 0].numpy(), CLIENTS)
             run.metrics.append_bytes(number, up=24, down=48)
-            run.weights.append(number, clients["rows"].numpy(), CLIENTS, [0, 1])
+            run.collaboration_weights.append(number, clients["rows"].numpy(), CLIENTS, [0, 1])
             run.timings.append(number, train=1.0)
             if number != UNCHECKED:
                 run.checkpoint(number, server, clients, {"best": float(clients["rows"].max())})
@@ -86,7 +86,7 @@ def same(path: Path, whole: Path) -> None:
         assert (path / name).read_bytes() == (whole / name).read_bytes(), name
     for number in range(1, ROUNDS + 1):
         pd.testing.assert_frame_equal(
-            MatrixLog(path / "weights").read(number), MatrixLog(whole / "weights").read(number), check_exact=True
+            *(collaboration_weights_log(each).read(number) for each in (path, whole)), check_exact=True
         )
     with RunFolder.open(path) as one, RunFolder.open(whole) as other:
         left, right = one.checkpoints.latest(), other.checkpoints.latest()

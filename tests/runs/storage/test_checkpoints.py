@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from coterie.errors import CheckpointError
-from coterie.runs.storage import Checkpoints, settled
+from coterie.runs.storage import Checkpoints, as_restored
+from coterie.version import __version__
 
 RUN = "0123456789abcdef"
 
@@ -229,6 +230,8 @@ def test_the_record_says_what_the_checkpoint_is(tmp_path: Path) -> None:
     data = (path / "state.safetensors").read_bytes()
     checksum = record.pop("checksum")
     assert record == {
+        "format": 1,
+        "coterie": __version__,
         "run": RUN,
         "round": 3,
         "order": {"server": ["at"], "clients": ["at"]},
@@ -243,7 +246,7 @@ def test_the_record_says_what_the_checkpoint_is(tmp_path: Path) -> None:
 def test_settled_copies_only_what_must_be() -> None:
     whole, base = torch.ones(3, 4), torch.arange(12.0).view(3, 4)
     state = {"whole": whole, "part": base[1:2], "turned": base.T, "again": whole}
-    out = settled(state)
+    out = as_restored(state)
     assert list(out) == list(state)
     assert out["whole"].data_ptr() == whole.data_ptr()
     assert len({value.untyped_storage().data_ptr() for value in out.values()}) == 4
@@ -259,6 +262,6 @@ def test_settled_keeps_values_whatever_the_strides(shape: list[int], order: Any)
     axes = list(range(len(shape)))
     order.shuffle(axes)
     value = torch.arange(size, dtype=torch.float64).view(shape).permute(axes)
-    out = settled({"a": value, "b": value})
+    out = as_restored({"a": value, "b": value})
     assert torch.equal(out["a"], value) and torch.equal(out["b"], value)
     assert out["a"].is_contiguous() and out["b"].is_contiguous()

@@ -16,7 +16,7 @@ from coterie.errors import CheckpointError
 from coterie.rows import ClientMatrix, repeat_row
 from coterie.rows.backends import RowIndex
 from coterie.rows.placement import Placement
-from coterie.runs.storage import Checkpoints, checkpoints, settled, tensor_file
+from coterie.runs.storage import Checkpoints, as_restored, checkpoints, tensor_file
 
 RUN = "0123456789abcdef"
 MEGABYTE = 2**20
@@ -52,7 +52,7 @@ def written(keep: str, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tenso
 @pytest.mark.parametrize("into", ["device", "host", "disk", None])
 def test_comes_back_in_every_place(keep: str, into: str | None, tmp_path: Path) -> None:
     server, clients = written(keep, tmp_path)
-    assert all(settled(server)[name] is value for name, value in server.items() if isinstance(value, ClientMatrix))
+    assert all(as_restored(server)[name] is value for name, value in server.items() if isinstance(value, ClientMatrix))
     store = Checkpoints(tmp_path / "checkpoint", RUN)
     path = store.save(5, server, clients, {"a": 1})
     places = None

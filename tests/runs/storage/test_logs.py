@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage import MatrixLog, TimingsLog, matrix_log
+from coterie.runs.storage import TimingsLog, collaboration_weights_log, matrix_log
 
 
 def test_timings_add_up(tmp_path: Path) -> None:
@@ -43,14 +43,14 @@ def test_cutting_no_timings_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_weights_come_back_with_their_clients(tmp_path: Path) -> None:
-    log = MatrixLog(tmp_path / "weights")
+    log = collaboration_weights_log(tmp_path)
     assert log.rounds() == []
     matrix = np.array([[0.1, 0.9], [0.3, 0.7]])
     log.append(2, matrix, [5, 3])
-    log.append(10, matrix[:1].astype(np.float32), [5], givers=[8, 9])
+    log.append(10, matrix[:1].astype(np.float32), [5], columns=[8, 9])
     matrix[:] = 0
     log.flush()
-    log = MatrixLog(tmp_path / "weights")
+    log = collaboration_weights_log(tmp_path)
     assert log.rounds() == [2, 10]
     second = log.read(2)
     assert second.index.tolist() == [5, 3] and second.columns.tolist() == [5, 3]
@@ -60,13 +60,13 @@ def test_weights_come_back_with_their_clients(tmp_path: Path) -> None:
 
 
 def test_weights_of_a_transposed_matrix(tmp_path: Path) -> None:
-    log = MatrixLog(tmp_path / "weights")
+    log = collaboration_weights_log(tmp_path)
     log.append(1, np.array([[1.0, 2.0], [3.0, 4.0]]).T, [0, 1])
-    assert MatrixLog.read(log).to_numpy().tolist() == [[1.0, 3.0], [2.0, 4.0]]
+    assert log.read().to_numpy().tolist() == [[1.0, 3.0], [2.0, 4.0]]
 
 
 def test_weights_cut(tmp_path: Path) -> None:
-    log = MatrixLog(tmp_path / "weights")
+    log = collaboration_weights_log(tmp_path)
     for number in (1, 2, 3):
         log.append(number, [[1.0]], [0])
         log.flush()
@@ -74,20 +74,20 @@ def test_weights_cut(tmp_path: Path) -> None:
     assert log.rounds() == [1, 2, 3, 4]
     log.cut(2)
     log.flush()
-    assert MatrixLog(tmp_path / "weights").rounds() == [1, 2]
+    assert collaboration_weights_log(tmp_path).rounds() == [1, 2]
 
 
 def test_many_weights_go_to_the_disk_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_log, "_BUFFER_BYTES", 16)
-    log = MatrixLog(tmp_path / "weights")
+    log = collaboration_weights_log(tmp_path)
     log.append(1, [[1.0]], [0])
-    assert MatrixLog(tmp_path / "weights").rounds() == []
+    assert collaboration_weights_log(tmp_path).rounds() == []
     log.append(2, [[1.0]], [0])
-    assert MatrixLog(tmp_path / "weights").rounds() == [1, 2]
+    assert collaboration_weights_log(tmp_path).rounds() == [1, 2]
 
 
 def test_weights_that_are_not_there(tmp_path: Path) -> None:
-    log = MatrixLog(tmp_path / "weights")
+    log = collaboration_weights_log(tmp_path)
     with pytest.raises(RunFolderError, match="holds no collaboration weights"):
         log.read()
     log.append(5, [[1.0]], [0])
@@ -96,7 +96,7 @@ def test_weights_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_damaged_weights_are_named(tmp_path: Path) -> None:
-    log = MatrixLog(tmp_path / "weights")
+    log = collaboration_weights_log(tmp_path)
     log.append(5, [[1.0]], [0])
     log.flush()
     (tmp_path / "weights" / "round-00000005.safetensors").write_bytes(b"no")
@@ -105,5 +105,5 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
 
 
 def test_weights_that_do_not_match_their_clients(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"shape \(1, 2\) do not go with 1 takers and 1 givers"):
-        MatrixLog(tmp_path).append(1, [[1.0, 2.0]], [0])
+    with pytest.raises(ValueError, match=r"shape \(1, 2\) does not go with 1 rows and 1 columns"):
+        collaboration_weights_log(tmp_path).append(1, [[1.0, 2.0]], [0])

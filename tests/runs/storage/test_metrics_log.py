@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import RunFolderError
@@ -95,6 +95,7 @@ def test_nothing_recorded(tmp_path: Path) -> None:
 
 
 @settings(max_examples=25, deadline=None)
+@example(rounds=1, events=[(0, "cut"), (0, "merge"), (0, "cut")])  # nothing is left when it is merged, then cut again
 @given(
     rounds=st.integers(1, 6),
     events=st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["flush", "merge", "reopen", "cut"])), max_size=8),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from coterie.errors import CheckpointError, RunFolderError
-from coterie.runs.storage import RunFolder, atomic, read_config
+from coterie.runs.storage import RunFolder, atomic_files, read_config
 
 CONFIG: dict[str, Any] = {"algorithm": "fedacs", "lr": 1e-05, "seed": 3, "partition": {"name": "iid"}, "set": [1, None]}
 
@@ -142,7 +142,7 @@ def test_damaged_json_is_named(tmp_path: Path, text: str) -> None:
 
 def record(run: RunFolder, number: int) -> None:
     run.metrics.append(number, "personal", "test", "accuracy", [number / 10], [0])
-    run.weights.append(number, [[1.0]], [0])
+    run.collaboration_weights.append(number, [[1.0]], [0])
     run.timings.append(number, train=1.0)
 
 
@@ -156,12 +156,16 @@ def test_what_is_recorded_lies_on_the_disk_before_its_checkpoint(tmp_path: Path)
         found = run.checkpoints.latest()
         assert found is not None and (found.round, found.extra) == (2, {"best": 2})
         run.rewind(found.round)
-        assert run.metrics.read()["round"].tolist() == run.weights.rounds() == run.timings.read()["round"].tolist()
-        assert run.weights.rounds() == [1, 2]
+        assert (
+            run.metrics.read()["round"].tolist()
+            == run.collaboration_weights.rounds()
+            == run.timings.read()["round"].tolist()
+        )
+        assert run.collaboration_weights.rounds() == [1, 2]
         run.rewind(1)
-        assert run.metrics.read()["round"].tolist() == run.weights.rounds() == [1]
+        assert run.metrics.read()["round"].tolist() == run.collaboration_weights.rounds() == [1]
         run.rewind(-1)
-        assert run.metrics.read().empty and run.weights.rounds() == [] and run.timings.total() == 0
+        assert run.metrics.read().empty and run.collaboration_weights.rounds() == [] and run.timings.total() == 0
 
 
 def test_a_diverged_run_keeps_what_it_recorded(tmp_path: Path) -> None:
@@ -205,16 +209,16 @@ def test_a_full_disk_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.M
 
     with RunFolder.create(tmp_path, CONFIG) as run:
         record(run, 1)
-        monkeypatch.setattr(atomic, "sync", full)
+        monkeypatch.setattr(atomic_files, "sync", full)
         with pytest.raises(RunFolderError, match=r"cannot be written \(No space left on device\)"):
             run.checkpoint(1, {}, {})
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    atomic.write_text(target, "old")
-    with pytest.raises(RuntimeError), atomic.replacing(target) as draft:
+    atomic_files.write_text(target, "old")
+    with pytest.raises(RuntimeError), atomic_files.replacing(target) as draft:
         draft.write_text("half of the n")
         raise RuntimeError
     assert target.read_text() == "old"
-    assert [path for path in tmp_path.iterdir() if not atomic.is_draft(path)] == [target]
+    assert [path for path in tmp_path.iterdir() if not atomic_files.is_draft(path)] == [target]

@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from coterie.runs.storage import tensor_file
-from coterie.runs.storage.tensor_file import Entry, NotTensors, reading, write
+from coterie.runs.storage.tensor_file import NotATensorFile, TensorToWrite, opened, write
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], str]:
-    with reading(path) as reader:
+    with opened(path) as reader:
         tensors = {part.name: part.whole() for part in reader}
         return tensors, reader.sha256
 
@@ -46,8 +46,8 @@ def test_what_is_written_is_read_by_us_and_by_the_library(
         tensors[name] = drawn.to(data.draw(st.sampled_from(TYPES)))
     tensors.pop("__metadata__", None)
     path = tmp_path / "file"
-    size, digest = write(path, {name: Entry.of(value.T) for name, value in tensors.items() if value.dim() == 2})
-    size, digest = write(path, {name: Entry.of(value) for name, value in tensors.items()})
+    size, digest = write(path, {name: TensorToWrite.of(value.T) for name, value in tensors.items() if value.dim() == 2})
+    size, digest = write(path, {name: TensorToWrite.of(value) for name, value in tensors.items()})
     assert path.stat().st_size == size and hashlib.sha256(path.read_bytes()).hexdigest() == digest
     assert same(load_file(path), tensors)
     assert read(path)[1] == digest and same(read(path)[0], tensors)
@@ -57,7 +57,7 @@ def test_what_is_written_is_read_by_us_and_by_the_library(
 
 def test_numbers_that_do_not_lie_in_order(tmp_path: Path) -> None:
     wide = torch.arange(12.0).view(3, 4)
-    write(tmp_path / "file", {"turned": Entry.of(wide.T), "repeated": Entry.of(wide[:1].expand(5, 4))})
+    write(tmp_path / "file", {"turned": TensorToWrite.of(wide.T), "repeated": TensorToWrite.of(wide[:1].expand(5, 4))})
     found = load_file(tmp_path / "file")
     assert torch.equal(found["turned"], wide.T) and torch.equal(found["repeated"], wide[:1].expand(5, 4))
 
@@ -65,15 +65,15 @@ def test_numbers_that_do_not_lie_in_order(tmp_path: Path) -> None:
 def test_rows_are_read_in_blocks_of_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_file, "BLOCK", 40)
     rows = torch.arange(35.0).view(7, 5)
-    write(tmp_path / "file", {"rows": Entry.of(rows)})
-    with reading(tmp_path / "file") as reader:
+    write(tmp_path / "file", {"rows": TensorToWrite.of(rows)})
+    with opened(tmp_path / "file") as reader:
         blocks = [block for part in reader for block in part.rows()]
     assert [len(block) for block in blocks] == [2, 2, 2, 1] and torch.equal(torch.cat(blocks), rows)
 
 
 def test_a_type_that_a_file_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="'phase' is of type"):
-        write(tmp_path / "file", {"phase": Entry.of(torch.zeros(2, dtype=torch.complex64))})
+        write(tmp_path / "file", {"phase": TensorToWrite.of(torch.zeros(2, dtype=torch.complex64))})
 
 
 def blob(header: Any, data: bytes = b"\0" * 8) -> bytes:
@@ -105,5 +105,5 @@ def entry(begin: int, end: int, shape: Any, dtype: str = "F32") -> dict[str, Any
 )
 def test_what_is_not_such_a_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(NotTensors):
+    with pytest.raises(NotATensorFile):
         read(tmp_path / "file")

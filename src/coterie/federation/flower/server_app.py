@@ -10,7 +10,7 @@ from coterie.federation import agreement
 from coterie.federation.flower.apps import Settings, server_app
 from coterie.federation.server import Plan, serve
 from coterie.federation.transport import Transport
-from coterie.runs.storage.atomic import write_text
+from coterie.runs.storage.atomic_files import write_text
 
 
 def _serve(transport: Transport, settings: Settings) -> None:

@@ -13,7 +13,7 @@ from coterie.errors import CoterieError, RunFolderError
 from coterie.results import Result, RunSet
 from coterie.results.unfinished import so_far
 from coterie.runs.storage import events
-from coterie.runs.storage.atomic import read_json
+from coterie.runs.storage.atomic_files import read_json
 from coterie.runs.storage.events import Event
 
 Reader = Callable[[Path], None]

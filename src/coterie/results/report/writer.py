@@ -20,7 +20,7 @@ from coterie.results.report.elements import Plot, Section
 from coterie.results.report.page import page
 from coterie.results.report.sections import sections
 from coterie.results.report.sources import Gathered, Reader, folders, gather
-from coterie.runs.storage.atomic import write_text
+from coterie.runs.storage.atomic_files import write_text
 from coterie.version import __version__
 
 

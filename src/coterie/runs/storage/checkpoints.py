@@ -3,8 +3,12 @@
 A checkpoint is a folder, ``checkpoint/000003-round-00000020/``::
 
     state.safetensors   the tensors, ``server/NAME`` and ``clients/NAME``
-    checkpoint.json     the run that it belongs to, the round, the order of the tensors, whatever scalars the experiment
-                        adds, the size and SHA-256 of the other file, and a SHA-256 of all this
+    checkpoint.json     its format and the version of Coterie that wrote it, the run that it belongs to, the round, the
+                        order of the tensors, whatever scalars the experiment adds, the size and SHA-256 of the other
+                        file, and a SHA-256 of all this
+
+In every format ``checkpoint.json`` is a JSON object whose ``checksum`` is the SHA-256 of the rest, so that a checkpoint
+of another format can be told from a damaged one.
 
 Of a matrix that is kept for all clients, and of which some rows were never changed, ``NAME`` holds the rows that were,
 ``NAME (index)`` their numbers and ``NAME (opening)`` the row that all others are; ``checkpoint.json`` then says under
@@ -36,9 +40,11 @@ from torch import Tensor
 from coterie.errors import CheckpointError
 from coterie.rows import ClientMatrix
 from coterie.runs.storage import tensor_file
-from coterie.runs.storage.atomic import sync
-from coterie.runs.storage.tensor_file import BLOCK, Entry, NotTensors, Part
+from coterie.runs.storage.atomic_files import sync
+from coterie.runs.storage.format_versions import check_format, stamp
+from coterie.runs.storage.tensor_file import BLOCK, NotATensorFile, StoredTensor, TensorToWrite
 
+FORMAT = 1
 _NAME = re.compile(r"(\d+)-round-(\d+)")
 _DRAFT = ".writing"
 _KEPT = 2
@@ -74,21 +80,12 @@ class _Damaged(Exception):
     """One checkpoint cannot be used; says why."""
 
 
-def settled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def as_restored(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Give a state as a checkpoint would give it back: contiguous, and each tensor alone in its memory.
 
     Strides and alignment can decide which kernel computes a product, and so its last bit. A run that passes its state
-    through here at every round's end therefore goes on exactly as one that was resumed from a checkpoint.
-
-    Parameters
-    ----------
-    state
-        Named tensors; they are not changed, and those that are settled already are not copied.
-
-    Returns
-    -------
-    dict of str to Tensor
-        The same names and values, in the same order.
+    through here at every round's end therefore goes on exactly as one that was resumed from a checkpoint. Tensors that
+    are so already are not copied.
     """
     out: dict[str, Tensor] = {}
     owners: set[int] = set()
@@ -105,7 +102,7 @@ def settled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Checkpoints:
-    """The checkpoints of one run; the last two are kept.
+    """The checkpoints of one run, of which the last two are there.
 
     Making one touches nothing on the disk, so it serves readers as well as the one writer.
 
@@ -131,23 +128,10 @@ class Checkpoints:
         clients: Mapping[str, Tensor],
         extra: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write a checkpoint.
+        """Write a checkpoint of the round that it closes (0: before the first), and give its folder.
 
-        Parameters
-        ----------
-        round_number
-            The round that it closes, 0 for before the first.
-        server
-            The server's state: tensors of any type, on any device.
-        clients
-            The clients' state, likewise.
-        extra
-            Anything that JSON can hold; floats come back bit for bit, NaN and infinities too.
-
-        Returns
-        -------
-        Path
-            Its folder.
+        Tensors may be of any type and on any device. ``extra`` is anything that JSON can hold; floats come back bit for
+        bit, NaN and infinities too.
         """
         began = time.monotonic()
         states = {"server": server, "clients": clients}
@@ -159,6 +143,7 @@ class Checkpoints:
         entries, repeated = _entries(tensors)
         size, digest = tensor_file.write(draft / _TENSORS, entries)
         record = {
+            **stamp(FORMAT),
             "run": self._run_id,
             "round": int(round_number),
             # A safetensors file has an order of its own; an algorithm may well walk through its state.
@@ -195,25 +180,11 @@ class Checkpoints:
     def latest(
         self, device: torch.device | str = "cpu", places: Mapping[str, Mapping[str, Tensor]] | None = None
     ) -> Checkpoint | None:
-        """Read the newest whole checkpoint, passing over damaged ones.
+        """Read the last whole checkpoint, passing over damaged ones; ``None`` if none was ever finished.
 
-        Parameters
-        ----------
-        device
-            Where to put the tensors.
-        places
-            Under ``server`` and ``clients``, states of which kept matrices are filled and given back, where they have
-            the shape and type of what is read; whatever they held is lost, also where this fails.
-
-        Returns
-        -------
-        Checkpoint or None
-            The checkpoint, or ``None`` if none was ever finished.
-
-        Raises
-        ------
-        CheckpointError
-            If all are damaged, or the newest whole one belongs to another run.
+        ``places`` has, under ``server`` and ``clients``, states whose client matrices are filled and given back where
+        they have the shape and type of what is read; whatever they held is lost, also where this fails. If all are
+        damaged, or the last whole one is of another run or format, that is a ``CheckpointError``.
         """
         while True:
             found = self._all()
@@ -234,13 +205,7 @@ class Checkpoints:
         )
 
     def rounds(self) -> list[int]:
-        """List the rounds of the checkpoints that are there, whole or not.
-
-        Returns
-        -------
-        list of int
-            From the oldest to the newest.
-        """
+        """List the rounds of the checkpoints that are there, whole or not, from the oldest to the newest."""
         return [int(match[2]) for path in self._all() if (match := _NAME.fullmatch(path.name))]
 
     def _all(self) -> list[Path]:
@@ -256,6 +221,7 @@ class Checkpoints:
             raise _Damaged(f"{_RECORD} cannot be read") from error
         if checksum != _checksum(record):
             raise _Damaged(f"{_RECORD} does not match its checksum")
+        check_format(f"the checkpoint {path}", record, FORMAT, CheckpointError)
         if record["run"] != self._run_id:
             raise CheckpointError(
                 f"{path} belongs to another run (it carries the id {record['run']}, this run has {self._run_id}): "
@@ -273,13 +239,13 @@ class Checkpoints:
         repeated: dict[str, int] = record.get("repeated", {})
         loaded: dict[str, Tensor] = {}
         try:
-            with tensor_file.reading(path / _TENSORS) as reader:
+            with tensor_file.opened(path / _TENSORS) as reader:
                 for part in reader:
                     # Where there are rows that were left out, their index and the opening row have been read by now.
                     shape = (repeated[part.name], *part.shape[1:]) if part.name in repeated else part.shape
                     index, opening = (loaded.get(f"{part.name} ({what})") for what in ("index", "opening"))
                     if index is not None and not _increasing(index, shape[0]):
-                        raise NotTensors("it numbers rows that are not there")
+                        raise NotATensorFile("it numbers rows that are not there")
                     owner, _, name = part.name.partition("/")
                     place = places.get(owner, {}).get(name)
                     if isinstance(place, ClientMatrix) and (place.shape, place.dtype) == (shape, part.dtype):
@@ -291,7 +257,7 @@ class Checkpoints:
                         loaded[part.name] = part.whole()
                 if reader.sha256 != record["sha256"]:
                     raise _Damaged(f"{_TENSORS} does not match its checksum")
-        except (OSError, NotTensors) as error:
+        except (OSError, NotATensorFile) as error:
             raise _Damaged(f"{_TENSORS} cannot be read ({error})") from error
         except (KeyError, IndexError, RuntimeError) as error:  # by numbers that are not what was written, or our own
             if _digest(path / _TENSORS) == record["sha256"]:
@@ -319,20 +285,20 @@ def _number(path: Path) -> int:
     return int(path.name.partition("-")[0])
 
 
-def _entries(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Entry], dict[str, int]]:
+def _entries(tensors: Mapping[str, Tensor]) -> tuple[dict[str, TensorToWrite], dict[str, int]]:
     """Say what to write of a state, and how many rows those matrices have of which not all are written."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorToWrite] = {}
     repeated: dict[str, int] = {}
     for name, value in tensors.items():
         if not isinstance(value, ClientMatrix):
-            entries[name] = Entry.of(value)
+            entries[name] = TensorToWrite.of(value)
             continue
         index = value.backend.changed()
         if len(index) < len(value):
             repeated[name] = len(value)
-            entries[f"{name} (index)"] = Entry.of(index)
-            entries[f"{name} (opening)"] = Entry.of(value.backend.initial_row)
-        entries[name] = Entry((len(index), *value.shape[1:]), value.dtype, partial(_blocks, value, index))
+            entries[f"{name} (index)"] = TensorToWrite.of(index)
+            entries[f"{name} (opening)"] = TensorToWrite.of(value.backend.initial_row)
+        entries[name] = TensorToWrite((len(index), *value.shape[1:]), value.dtype, partial(_blocks, value, index))
     return entries, repeated
 
 
@@ -341,7 +307,7 @@ def _blocks(rows: ClientMatrix, index: Tensor) -> Iterator[Tensor]:
         yield rows.backend.gather_to_host(piece)
 
 
-def _fill(place: ClientMatrix, part: Part, index: Tensor | None, opening: Tensor | None) -> None:
+def _fill(place: ClientMatrix, part: StoredTensor, index: Tensor | None, opening: Tensor | None) -> None:
     """Put rows in their place as they are read."""
     backend = place.backend
     index = torch.arange(len(place)) if index is None else index

@@ -63,18 +63,7 @@ class EventLog:
 
 
 def read(run: Path) -> list[Event]:
-    """Read the events of a run.
-
-    Parameters
-    ----------
-    run
-        The run's folder.
-
-    Returns
-    -------
-    list of Event
-        In order; a last line that a kill cut short is left out.
-    """
+    """Read the events of a run in order; a last line that a kill cut short is left out."""
     path = run / FILE
     if not path.exists():
         return []

@@ -14,22 +14,9 @@ LOCK_FILE = ".lock"
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock a folder.
+    """Lock a folder and give the open lock file, which releases the lock when it is closed.
 
-    Parameters
-    ----------
-    folder
-        The folder, which must be there.
-
-    Returns
-    -------
-    int
-        The open lock file: closing it releases the lock.
-
-    Raises
-    ------
-    RunFolderError
-        If another process holds the lock.
+    A folder that another process has locked is a ``RunFolderError``.
     """
     with contextlib.ExitStack() as on_failure:
         handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)

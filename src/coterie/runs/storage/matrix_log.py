@@ -1,7 +1,7 @@
 """Matrices of clients against clients, for each round that has one: collaboration weights, accuracy matrices.
 
 One file a round, ``weights/round-00000010.safetensors``, with the matrix and the clients that its rows and columns
-stand for. The words are those of collaboration weights, which say how much each client took from every other.
+stand for.
 """
 
 from __future__ import annotations
@@ -17,30 +17,28 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.atomic import replace_all
+from coterie.runs.storage.atomic_files import replace_all
 
 _FILE = re.compile(r"round-(\d+)\.safetensors")
 _BUFFER_BYTES = 2**26
 
 
 class MatrixLog:
-    """The collaboration weights of one run, or other matrices of clients against clients.
+    """Matrices of clients against clients of one run.
 
     Making one touches nothing on the disk, so it serves readers as well as the one writer.
 
     Parameters
     ----------
     folder
-        The folder, ``weights`` in the run's folder.
+        The folder, for instance ``weights`` in the run's folder.
     what
         What the matrices are, for error messages.
     axes
-        What the clients of the rows and of the columns are called.
+        What the clients of the rows and of the columns are called in what is read.
     """
 
-    def __init__(
-        self, folder: Path, what: str = "collaboration weights", axes: tuple[str, str] = ("taker", "giver")
-    ) -> None:
+    def __init__(self, folder: Path, what: str, axes: tuple[str, str]) -> None:
         self._folder, self._what, self._axes = folder, what, axes
         self._buffer: dict[int, dict[str, npt.NDArray[np.generic]]] = {}
         self._latest: tuple[int, npt.NDArray[np.generic]] | None = None
@@ -53,38 +51,24 @@ class MatrixLog:
     def append(
         self,
         round_number: int,
-        weights: npt.ArrayLike,
-        takers: npt.ArrayLike,
-        givers: npt.ArrayLike | None = None,
+        matrix: npt.ArrayLike,
+        rows: npt.ArrayLike,
+        columns: npt.ArrayLike | None = None,
     ) -> None:
-        """Record the weights of one round.
+        """Record the matrix of one round, in its own type, in place of one that was recorded for that round before.
 
-        Parameters
-        ----------
-        round_number
-            The round; appending it again replaces what was there.
-        weights
-            The matrix, ``weights[i, j]`` being what ``takers[i]`` took from ``givers[j]``; copied, in its own type.
-        takers
-            The clients that the rows stand for.
-        givers
-            The clients that the columns stand for, by default those of the rows.
-
-        Raises
-        ------
-        ValueError
-            If the matrix and the clients do not match.
+        ``rows`` and ``columns`` are the clients that these stand for; the columns' are by default those of the rows.
         """
-        matrix = np.array(weights, order="C")
-        rows = np.array(takers, dtype=np.int32, ndmin=1)
-        columns = rows.copy() if givers is None else np.array(givers, dtype=np.int32, ndmin=1)
-        if matrix.shape != (len(rows), len(columns)):
+        values = np.array(matrix, order="C")
+        over = np.array(rows, dtype=np.int32, ndmin=1)
+        across = over.copy() if columns is None else np.array(columns, dtype=np.int32, ndmin=1)
+        if values.shape != (len(over), len(across)):
             raise ValueError(
-                f"weights of shape {matrix.shape} do not go with {len(rows)} takers and {len(columns)} givers"
+                f"a matrix of shape {values.shape} does not go with {len(over)} rows and {len(across)} columns"
             )
-        self._buffer[int(round_number)] = {"weights": matrix, "takers": rows, "givers": columns}
-        self._latest = (int(round_number), matrix)
-        if sum(entry["weights"].nbytes for entry in self._buffer.values()) >= _BUFFER_BYTES:
+        self._buffer[int(round_number)] = {"matrix": values, "rows": over, "columns": across}
+        self._latest = (int(round_number), values)
+        if sum(entry["matrix"].nbytes for entry in self._buffer.values()) >= _BUFFER_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -94,45 +78,21 @@ class MatrixLog:
         self._buffer = {}
 
     def cut(self, round_number: int) -> None:
-        """Forget the weights after a round.
-
-        Parameters
-        ----------
-        round_number
-            The last round to keep.
-        """
+        """Forget the matrices after a round."""
         self._buffer = {key: entry for key, entry in self._buffer.items() if key <= round_number}
         for number in self._stored():
             if number > round_number:
                 self._file(number).unlink()
 
     def rounds(self) -> list[int]:
-        """List the rounds that have weights.
-
-        Returns
-        -------
-        list of int
-            In order.
-        """
+        """List the rounds that have a matrix, in order."""
         return sorted({*self._stored(), *self._buffer})
 
     def read(self, round_number: int | None = None) -> pd.DataFrame:
-        """Read the weights of one round.
+        """Read the matrix of one round, by default of the last that has one.
 
-        Parameters
-        ----------
-        round_number
-            The round, by default the last that has weights.
-
-        Returns
-        -------
-        pandas.DataFrame
-            The matrix; its index and columns are client numbers, named by the log's axes.
-
-        Raises
-        ------
-        RunFolderError
-            If there are none for that round, or their file is damaged.
+        Index and columns are clients, named by the log's axes. If there is none, or its file is damaged, that is a
+        ``RunFolderError``.
         """
         rounds = self.rounds()
         if not rounds:
@@ -149,9 +109,9 @@ class MatrixLog:
         except SafetensorError as error:
             raise RunFolderError(f"{self._file(number)} is damaged ({error}): it must hold {self._what}") from error
         return pd.DataFrame(
-            entry["weights"],
-            index=pd.Index(entry["takers"], name=self._axes[0]),
-            columns=pd.Index(entry["givers"], name=self._axes[1]),
+            entry["matrix"],
+            index=pd.Index(entry["rows"], name=self._axes[0]),
+            columns=pd.Index(entry["columns"], name=self._axes[1]),
         )
 
     def _file(self, round_number: int) -> Path:

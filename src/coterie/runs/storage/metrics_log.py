@@ -12,6 +12,7 @@ reproducible and belong here, as numbers of the whole federation (client :data:`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.atomic import replacing
+from coterie.runs.storage.atomic_files import replacing
 
 EVERYONE = -1
 """The client number of what belongs to no client in particular."""
@@ -84,27 +85,10 @@ class MetricsLog:
         values: npt.ArrayLike,
         clients: npt.ArrayLike,
     ) -> None:
-        """Record one metric of some clients.
+        """Record one metric of some clients, measured after a round (0: before the first); arrays are copied.
 
-        Parameters
-        ----------
-        round_number
-            The round after which it was measured, 0 for before the first; never less than the last one appended.
-        model
-            Which model: ``"personal"``, ``"global"``, ``"hybrid"``, ``"hybrid_oracle"``.
-        split
-            Which samples: ``"train"``, ``"validation"``, ``"test"``.
-        metric
-            What was measured: ``"accuracy"``, ``"loss"``, ….
-        values
-            A value for each client; copied. A client without samples of that split is left out, not given a NaN.
-        clients
-            The clients' numbers; copied.
-
-        Raises
-        ------
-        ValueError
-            If the rounds go backwards, or values and clients do not match.
+        ``model`` is for instance ``"personal"`` or ``"global"``, ``split`` for instance ``"test"``. A client without
+        samples of the split is left out, not given a NaN. Rounds must not go backwards.
         """
         block = Block(
             int(round_number),
@@ -133,17 +117,7 @@ class MetricsLog:
             self.flush()
 
     def append_bytes(self, round_number: int, up: int, down: int) -> None:
-        """Record what crossed the wire in a round.
-
-        Parameters
-        ----------
-        round_number
-            The round.
-        up
-            Bytes from all clients to the server.
-        down
-            Bytes from the server to all clients.
-        """
+        """Record the bytes that crossed the wire in a round, from and to all clients together."""
         for metric, count in (("bytes_up", up), ("bytes_down", down)):
             self.append(round_number, "federation", "wire", metric, [count], [EVERYONE])
 
@@ -158,13 +132,7 @@ class MetricsLog:
         self._buffer, self._buffered = [], 0
 
     def cut(self, round_number: int) -> None:
-        """Forget everything measured after a round, in memory and on the disk.
-
-        Parameters
-        ----------
-        round_number
-            The last round to keep: that of the checkpoint from which the run goes on.
-        """
+        """Forget everything measured after a round, in memory and on the disk."""
         self._buffer = [block for block in self._buffer if block.round <= round_number]
         self._buffered = sum(len(block.values) for block in self._buffer)
         self._last_round = min(self._last_round, round_number)
@@ -196,11 +164,8 @@ class MetricsLog:
     def read(self) -> pd.DataFrame:
         """Read everything recorded so far, of a run that is finished or not.
 
-        Returns
-        -------
-        pandas.DataFrame
-            Columns ``round`` and ``client`` (int32), ``model``, ``split`` and ``metric`` (categories in alphabetical
-            order) and ``value`` (float64), in the order of rounds and then of recording.
+        Columns are ``round`` and ``client`` (int32), ``model``, ``split`` and ``metric`` (categories in alphabetical
+        order) and ``value`` (float64); rows are in the order of rounds and then of recording.
         """
         self.flush()
         try:
@@ -227,6 +192,9 @@ class MetricsLog:
             return
         for leftover in self._parts():
             leftover.unlink()
+        if not _row_count(self._merged):  # a run that recorded nothing was merged; a part always has rows
+            self._merged.unlink()
+            return
         self._folder.mkdir(exist_ok=True)
         os.replace(self._merged, self._folder / "part-000000.parquet")
 
@@ -247,11 +215,22 @@ def _table(blocks: Sequence[Block]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=_SCHEMA)
 
 
+def _row_count(path: Path) -> int:
+    with _opened(path) as file:
+        return int(file.metadata.num_rows)
+
+
 def _read(path: Path, columns: Sequence[str] | None = None, read_dictionary: Sequence[str] = ()) -> pa.Table:
+    with _opened(path, read_dictionary) as file:
+        return file.read(columns=columns)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
     # ``ParquetFile`` and not ``read_table``: the latter takes a folder called ``lr=0.1`` for a column of the table.
     try:
         with pq.ParquetFile(path, read_dictionary=list(read_dictionary)) as file:
-            return file.read(columns=columns)
+            yield file
     except pa.ArrowException as error:
         raise RunFolderError(f"{path} is damaged ({error}): it must be a table that this run wrote") from error
 

@@ -3,6 +3,8 @@
 ::
 
     RUN/
+      run.json            the folder's format; the versions of Coterie, PyTorch and Python that began it, and when
+      code/               the user's own method, model, loss and loader, with a manifest, where there are any
       config.yaml         the configuration, complete; also what makes the folder a run's folder
       metrics.parquet     what was measured (metrics/ with part files while the run goes on)
       timings.jsonl       seconds of every round
@@ -38,13 +40,25 @@ import yaml
 from torch import Tensor
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.atomic import is_draft, read_json, replacing, write_json, write_text
+from coterie.runs.storage.atomic_files import is_draft, read_json, replacing, write_json, write_text
 from coterie.runs.storage.checkpoints import Checkpoints
+from coterie.runs.storage.code_folder import CODE, checksum_of, write_code
 from coterie.runs.storage.lock import LOCK_FILE, lock_folder
 from coterie.runs.storage.matrix_log import MatrixLog
 from coterie.runs.storage.metrics_log import MetricsLog
-from coterie.runs.storage.reader import SHARES, accuracy_matrix_log, read_config, read_summary
+from coterie.runs.storage.run_files import (
+    ABOUT,
+    CONFIG,
+    SHARES,
+    SUMMARY,
+    accuracy_matrix_log,
+    collaboration_weights_log,
+    read_config,
+    read_summary,
+    write_about,
+)
 from coterie.runs.storage.timings_log import TimingsLog
+from coterie.user_code import Copies
 
 
 class RunFolder:
@@ -67,10 +81,10 @@ class RunFolder:
         What was measured.
     timings
         Seconds of every round.
-    weights
-        Collaboration weights.
-    matrix
-        Accuracy matrices.
+    collaboration_weights
+        How much each client took from every other.
+    accuracy_matrices
+        Each personal model on each client's samples.
     checkpoints
         The checkpoints.
     """
@@ -78,40 +92,26 @@ class RunFolder:
     path: Path
     metrics: MetricsLog
     timings: TimingsLog
-    weights: MatrixLog
-    matrix: MatrixLog
+    collaboration_weights: MatrixLog
+    accuracy_matrices: MatrixLog
     checkpoints: Checkpoints
 
     def __init__(self, path: Path, lock: int, config: dict[str, Any]) -> None:
         self.path = path
         self.metrics = MetricsLog(path)
         self.timings = TimingsLog(path / "timings.jsonl")
-        self.weights = MatrixLog(path / "weights")
-        self.matrix = accuracy_matrix_log(path)
+        self.collaboration_weights = collaboration_weights_log(path)
+        self.accuracy_matrices = accuracy_matrix_log(path)
         self._use(config)
         self._release = weakref.finalize(self, os.close, lock)
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any]) -> Self:
-        """Make the folder of a new run.
+    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any], code: Copies | None = None) -> Self:
+        """Make the folder of a new run, with its configuration (of plain YAML types) and the user's own code.
 
-        Parameters
-        ----------
-        path
-            Where; a folder that is there already must be empty.
-        config
-            The run's configuration, of plain YAML types.
-
-        Returns
-        -------
-        RunFolder
-            The folder, locked.
-
-        Raises
-        ------
-        RunFolderError
-            If there is something already, or the folder cannot be made.
+        A folder that is there already must be empty; whatever is wrong with it is a ``RunFolderError``.
         """
+        copies = code or Copies({}, [])
         folder = Path(path)
         with _reported(folder):
             if folder.exists() and not folder.is_dir():
@@ -122,6 +122,9 @@ class RunFolder:
                 new = cls(folder, lock_folder(folder), {})
                 on_failure.callback(new.close)
                 _refuse_unless_empty(folder)  # another process may have begun between the look and the lock
+                # The configuration last: before it, the folder is not a run's and may be begun anew.
+                write_about(folder, checksum_of(copies))
+                write_code(folder / CODE, copies)
                 new.write_config(config)
                 on_failure.pop_all()
         return new
@@ -131,16 +134,6 @@ class RunFolder:
         """Open the folder of a run that was begun, to go on with it.
 
         A folder that is not a run's, or to which another process is writing, is refused with a ``RunFolderError``.
-
-        Parameters
-        ----------
-        path
-            The folder.
-
-        Returns
-        -------
-        RunFolder
-            The folder, locked.
         """
         folder = Path(path)
         config = read_config(folder)
@@ -164,44 +157,21 @@ class RunFolder:
         return read_json(self.path / "choices.json") if (self.path / "choices.json").exists() else {}
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Set the run's configuration.
-
-        Parameters
-        ----------
-        config
-            The configuration, of plain YAML types.
-
-        Raises
-        ------
-        RunFolderError
-            If the run has checkpoints: they belong to the configuration that made them.
-        """
+        """Set the run's configuration, of plain YAML types; once there are checkpoints it can no longer change."""
         if self.checkpoints.rounds():
             raise RunFolderError(f"{self.path} has checkpoints: its configuration can no longer change")
         with _reported(self.path):
             text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-            write_text(self.path / "config.yaml", text)
+            write_text(self.path / CONFIG, text)
         self._use(read_config(self.path))  # as a resumed run will find it
 
     def write_choices(self, choices: Mapping[str, Any]) -> None:
-        """Keep what the engine chose by measuring.
-
-        Parameters
-        ----------
-        choices
-            The choices, of plain JSON types.
-        """
+        """Write what the engine chose by measuring, of plain JSON types."""
         with _reported(self.path):
             write_json(self.path / "choices.json", choices)
 
     def write_shares(self, shares: pd.DataFrame) -> None:
-        """Keep who holds what.
-
-        Parameters
-        ----------
-        shares
-            A row for each client.
-        """
+        """Write what each client holds, a row for each."""
         with _reported(self.path), replacing(self.path / SHARES) as draft:
             shares.to_parquet(draft, index=False)
 
@@ -209,8 +179,8 @@ class RunFolder:
         """Put everything recorded so far on the disk."""
         with _reported(self.path):
             self.metrics.flush()
-            self.weights.flush()
-            self.matrix.flush()
+            self.collaboration_weights.flush()
+            self.accuracy_matrices.flush()
             self.timings.flush()
 
     def checkpoint(
@@ -220,70 +190,33 @@ class RunFolder:
         clients: Mapping[str, Tensor],
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put everything recorded so far on the disk, then write a checkpoint.
-
-        Parameters
-        ----------
-        round_number
-            The round that it closes.
-        server
-            The server's state.
-        clients
-            The clients' state.
-        extra
-            Anything that JSON can hold.
-        """
+        """Put everything recorded so far on the disk, then write a checkpoint of a round; ``extra`` is JSON."""
         self.flush()
         with _reported(self.path):
             self.checkpoints.save(round_number, server, clients, extra)
 
     def rewind(self, round_number: int) -> None:
-        """Drop everything recorded after a round, and the summary: the run goes on from there.
-
-        Parameters
-        ----------
-        round_number
-            The round of the checkpoint from which the run goes on; -1 to begin anew.
-        """
+        """Drop everything recorded after a round (-1: all), and the summary: the run goes on from there."""
         with _reported(self.path):
-            (self.path / "summary.json").unlink(missing_ok=True)
+            (self.path / SUMMARY).unlink(missing_ok=True)
             self.metrics.cut(round_number)
-            self.weights.cut(round_number)
-            self.matrix.cut(round_number)
+            self.collaboration_weights.cut(round_number)
+            self.accuracy_matrices.cut(round_number)
             self.timings.cut(round_number)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Close the books: merge the metrics, then write the summary that says that the run is finished.
-
-        Parameters
-        ----------
-        summary
-            The result in short, see :func:`coterie.results.summarise`.
-        """
+        """Merge the metrics, then write the summary, which says that the run is finished."""
         self.flush()
         with _reported(self.path):
             self.metrics.merge()
         self.write_summary(summary)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``.
-
-        Parameters
-        ----------
-        summary
-            The result in short; numbers that are not finite become ``null``.
-        """
         with _reported(self.path):
-            write_json(self.path / "summary.json", summary)
+            write_json(self.path / SUMMARY, summary)
 
     def summary(self) -> dict[str, Any] | None:
-        """Read ``summary.json``.
-
-        Returns
-        -------
-        dict or None
-            The result in short, or ``None`` if the run is not finished.
-        """
+        """Read the result in short; ``None`` if the run is not finished."""
         return read_summary(self.path)
 
     def close(self) -> None:
@@ -304,12 +237,20 @@ class RunFolder:
 
 
 def _refuse_unless_empty(folder: Path) -> None:
-    # A lock and drafts are what a run leaves that was killed before it began.
-    inside = sorted(path.name for path in folder.iterdir() if path.name != LOCK_FILE and not is_draft(path))
-    if "config.yaml" in inside:
+    # A lock, drafts and what is written before the configuration are left by a run that was killed before it began.
+    leftovers = {LOCK_FILE, *((ABOUT, CODE) if _is_about_a_run(folder / ABOUT) else ())}
+    inside = sorted(path.name for path in folder.iterdir() if path.name not in leftovers and not is_draft(path))
+    if CONFIG in inside:
         raise RunFolderError(f"{folder} holds a run already: choose another --out, or `coterie resume {folder}`")
     if inside:
         raise RunFolderError(f"{folder} is not empty (it holds {inside[0]!r}): choose another --out")
+
+
+def _is_about_a_run(file: Path) -> bool:
+    try:
+        return {"format", "coterie", "code"} <= read_json(file).keys()
+    except (RunFolderError, OSError):
+        return False
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ class SilentFolder(RunFolder):
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         self.path = path
         nothing: Any = _Nothing()
-        self.metrics = self.timings = self.weights = self.matrix = nothing
+        self.metrics = self.timings = self.collaboration_weights = self.accuracy_matrices = nothing
         self._use(dict(config))
 
     def write_config(self, config: Mapping[str, Any]) -> None:

@@ -40,12 +40,12 @@ _LENGTH = struct.Struct("<Q")
 _LONGEST = 2**27  # bytes of a header: more is not one
 
 
-class NotTensors(Exception):
+class NotATensorFile(Exception):
     """A file is not what :func:`write` writes; says why."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorToWrite:
     """A tensor to be written.
 
     Parameters
@@ -63,19 +63,8 @@ class Entry:
     blocks: Callable[[], Iterable[Tensor]]
 
     @classmethod
-    def of(cls, value: Tensor) -> Entry:
-        """Describe a plain tensor.
-
-        Parameters
-        ----------
-        value
-            The tensor, of any strides, on any device.
-
-        Returns
-        -------
-        Entry
-            What to write of it.
-        """
+    def of(cls, value: Tensor) -> TensorToWrite:
+        """Describe a plain tensor, of any strides, on any device."""
 
         def blocks() -> Iterator[Tensor]:
             flat = value.detach().contiguous().view(-1)
@@ -86,30 +75,11 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write(path: Path, entries: Mapping[str, Entry]) -> tuple[int, str]:
-    """Write a file.
-
-    Parameters
-    ----------
-    path
-        Where.
-    entries
-        The tensors by name.
-
-    Returns
-    -------
-    tuple
-        The file's size and its SHA-256.
-
-    Raises
-    ------
-    TypeError
-        If a tensor has a type that the format does not know.
-    """
+def write(path: Path, entries: Mapping[str, TensorToWrite]) -> tuple[int, str]:
+    """Write tensors by name, and give the file's size and SHA-256; types that the format lacks are a ``TypeError``."""
     # The widest numbers first, so that all of them lie where their type may.
     names = sorted(entries, key=lambda name: -entries[name].dtype.itemsize)
     header: dict[str, Any] = {}
@@ -152,7 +122,7 @@ def _bytes(value: Tensor) -> memoryview:
 
 
 @dataclass(frozen=True)
-class Part:
+class StoredTensor:
     """A tensor in a file that is being read; its numbers must be taken before the next one's.
 
     Parameters
@@ -173,13 +143,7 @@ class Part:
     fill: Callable[[memoryview], None]
 
     def whole(self) -> Tensor:
-        """Read it as a whole.
-
-        Returns
-        -------
-        Tensor
-            The tensor, on the host.
-        """
+        """Read it as a whole, on the host."""
         out = torch.empty(self.shape, dtype=self.dtype)
         memory = _bytes(out)
         for begin in range(0, len(memory), BLOCK):
@@ -187,13 +151,7 @@ class Part:
         return out
 
     def rows(self) -> Iterator[Tensor]:
-        """Read it in blocks of whole rows.
-
-        Yields
-        ------
-        Tensor
-            Consecutive rows, on the host.
-        """
+        """Read it in blocks of consecutive whole rows, on the host."""
         count = max(1, BLOCK // max(1, math.prod(self.shape[1:]) * self.dtype.itemsize))
         for begin in range(0, self.shape[0], count):
             block = torch.empty((min(count, self.shape[0] - begin), *self.shape[1:]), dtype=self.dtype)
@@ -201,7 +159,7 @@ class Part:
             yield block
 
 
-class Reader:
+class TensorFileReader:
     """Reads a file from its beginning to its end.
 
     Parameters
@@ -216,13 +174,13 @@ class Reader:
         self._file, self._size = file, size
         self._digest = hashlib.sha256()
 
-    def __iter__(self) -> Iterator[Part]:
-        """Give the tensors in the order of their bytes; what is not such a file is a :class:`NotTensors`."""
+    def __iter__(self) -> Iterator[StoredTensor]:
+        """Give the tensors in the order of their bytes; what is not such a file is a :class:`NotATensorFile`."""
         begin, header = self._header()
         for name, dtype, shape in _layout(header, self._size - begin):
-            yield Part(name, shape, dtype, self._fill)
+            yield StoredTensor(name, shape, dtype, self._fill)
         if self._file.read(1):
-            raise NotTensors("it goes on after its tensors")
+            raise NotATensorFile("it goes on after its tensors")
 
     @property
     def sha256(self) -> str:
@@ -234,7 +192,7 @@ class Reader:
         while window:
             got = self._file.readinto(window)  # type: ignore[attr-defined]
             if not got:
-                raise NotTensors("it ends too early")
+                raise NotATensorFile("it ends too early")
             window = window[got:]
         self._digest.update(memory)
 
@@ -243,31 +201,19 @@ class Reader:
         self._fill(memoryview(length))
         (size,) = _LENGTH.unpack(length)
         if size > min(_LONGEST, self._size):
-            raise NotTensors("its header is too long")
+            raise NotATensorFile("its header is too long")
         text = bytearray(size)
         self._fill(memoryview(text))
         try:
             return _LENGTH.size + size, json.loads(text)
         except ValueError as error:
-            raise NotTensors("its header is not JSON") from error
+            raise NotATensorFile("its header is not JSON") from error
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[Reader]:
-    """Open a file.
-
-    Parameters
-    ----------
-    path
-        Where it lies.
-
-    Yields
-    ------
-    Reader
-        Gives its tensors.
-    """
+def opened(path: Path) -> Iterator[TensorFileReader]:
     with path.open("rb", buffering=0) as file:
-        yield Reader(file, path.stat().st_size)
+        yield TensorFileReader(file, path.stat().st_size)
 
 
 def _layout(header: Any, size: int) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:
@@ -279,8 +225,8 @@ def _layout(header: Any, size: int) -> Iterator[tuple[str, torch.dtype, tuple[in
             dtype, shape = _TYPES[entry["dtype"]], tuple(int(side) for side in entry["shape"])
             fits = end - begin == math.prod(shape) * dtype.itemsize and end <= size
             if begin != at or not fits or min(shape, default=0) < 0:
-                raise NotTensors(f"{name!r} lies where it cannot")
+                raise NotATensorFile(f"{name!r} lies where it cannot")
             yield name, dtype, shape
             at = end
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NotTensors("its header does not describe tensors") from error
+        raise NotATensorFile("its header does not describe tensors") from error

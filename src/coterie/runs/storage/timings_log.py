@@ -1,6 +1,6 @@
-"""Seconds of every round, kept apart from the metrics because no two runs agree on them.
+"""Seconds of every round, apart from the metrics because no two runs agree on them.
 
-One JSON object a line, for instance ``{"round": 3, "train": 0.21, "evaluate": 0.04}``.
+One JSON object a line, for instance ``{"round": 3, "training": 0.21, "evaluation": 0.04}``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from coterie.runs.storage.atomic import write_text
+from coterie.runs.storage.atomic_files import write_text
 
 
 class TimingsLog:
@@ -35,15 +35,7 @@ class TimingsLog:
         return dict(self._latest)
 
     def append(self, round_number: int, **seconds: float) -> None:
-        """Record the seconds of one round.
-
-        Parameters
-        ----------
-        round_number
-            The round.
-        **seconds
-            Seconds by what they were spent on, such as ``train=0.2, evaluate=0.1``; together they are the round's.
-        """
+        """Record the seconds of one round by what they were spent on, as in ``training=0.2, evaluation=0.1``."""
         self._latest = {stage: float(spent) for stage, spent in seconds.items()}
         entry = {"round": int(round_number), **self._latest}
         self._lines.append(json.dumps(entry) + "\n")
@@ -59,39 +51,20 @@ class TimingsLog:
         self._lines = []
 
     def cut(self, round_number: int) -> None:
-        """Forget the timings after a round, and a last line that a kill cut short.
-
-        Parameters
-        ----------
-        round_number
-            The last round to keep.
-        """
+        """Forget the timings after a round, and a last line that a kill cut short."""
         kept = [line for line in (*self._whole_lines(), *self._lines) if json.loads(line)["round"] <= round_number]
         self._lines = []
         if self._path.exists() or kept:
             write_text(self._path, "".join(kept))
 
     def read(self) -> pd.DataFrame:
-        """Read the timings recorded so far.
-
-        Returns
-        -------
-        pandas.DataFrame
-            One row a round: ``round`` (int64) and one float64 column for each of the things that took time, 0 where a
-            round did not do it.
-        """
+        """Read the timings recorded so far: a row a round, ``round`` and a column for each stage, 0 if left out."""
         rows = [json.loads(line) for line in (*self._whole_lines(), *self._lines)]
         frame = pd.DataFrame(rows, columns=list(dict.fromkeys(("round", *(key for row in rows for key in row)))))
         return frame.fillna(0.0).astype({key: "int64" if key == "round" else "float64" for key in frame.columns})
 
     def total(self) -> float:
-        """Sum up.
-
-        Returns
-        -------
-        float
-            Seconds of all rounds together; a round that was redone after a kill counts once.
-        """
+        """Give the seconds of all rounds together; a round that was redone after a kill counts once."""
         return float(self.read().drop(columns="round").to_numpy().sum())
 
     def _whole_lines(self) -> Iterator[str]:

@@ -32,7 +32,7 @@ from coterie.results import At, Result
 from coterie.rows.distributed import launched
 from coterie.runs.experiment import Watcher
 from coterie.runs.storage import lock_folder
-from coterie.runs.storage.atomic import read_json, write_json, write_text
+from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.studies.comparison.plan import Plan, PlannedRun
 from coterie.studies.comparison.standings import Standings, standings
 from coterie.studies.comparison.workers import Play, in_turn, side_by_side

@@ -2,7 +2,8 @@
 
 A file is written under a draft name, forced to the disk, and then renamed over its place in one step; the folder is
 forced to the disk after that, since the rename lives there. Nothing here cleans up after a failure: a kill would not
-either, so what is left by a failure is exactly what is left by a kill, a draft that the next writer replaces.
+either, so what is left by a failure is exactly what is left by a kill, a draft that the next writer replaces. There is
+one writer at a time.
 """
 
 from __future__ import annotations
@@ -19,13 +20,7 @@ from coterie.errors import RunFolderError
 
 
 def sync(path: Path) -> None:
-    """Force a file's contents, or a folder's entries, to the disk.
-
-    Parameters
-    ----------
-    path
-        The file or folder.
-    """
+    """Force a file's contents, or a folder's entries, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -34,35 +29,13 @@ def sync(path: Path) -> None:
 
 
 def is_draft(path: Path) -> bool:
-    """Say whether a name is that of a draft, which counts as not there.
-
-    Parameters
-    ----------
-    path
-        The path; only its name matters.
-
-    Returns
-    -------
-    bool
-        Whether :func:`replacing` may have left it.
-    """
+    """Say whether a name is that of a draft, which counts as not there."""
     return path.name.startswith(".") and path.name.endswith(".draft")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write a file as a draft, then put it in its place in one step.
-
-    Parameters
-    ----------
-    path
-        Where the file belongs; its folder is made if it is not there. There is one writer at a time.
-
-    Yields
-    ------
-    Path
-        The draft to write to; if the block raises, ``path`` is left as it was.
-    """
+    """Give a draft to write to, then put it in its place; if the block raises, what was in the place stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft(path)
     yield draft
@@ -74,12 +47,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def replace_all(folder: Path, writers: Mapping[str, Callable[[Path], None]]) -> None:
     """Write several files of a folder, each in one step; the folder is forced to the disk once, after the last.
 
-    Parameters
-    ----------
-    folder
-        The folder; it is made if it is not there. There is one writer at a time.
-    writers
-        By each file's name, what writes it to a draft.
+    ``writers`` has, by each file's name, what writes its draft.
     """
     if not writers:
         return
@@ -96,51 +64,22 @@ def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.draft")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step.
-
-    Parameters
-    ----------
-    path
-        Where the file belongs.
-    text
-        Its contents.
-    """
+def write_bytes(path: Path, content: bytes) -> None:
     with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file for people and other programs in one step.
-
-    Parameters
-    ----------
-    path
-        Where the file belongs.
-    value
-        Its contents; numbers that are not finite become ``null``, since JSON has no others.
-    """
+    """Write a JSON file for people and other programs; numbers that are not finite become ``null``."""
     write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that :func:`write_json` wrote.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Returns
-    -------
-    dict
-        Its contents.
-
-    Raises
-    ------
-    RunFolderError
-        If it is not a JSON object.
-    """
+    """Read a JSON object from a file; anything else in it is a ``RunFolderError``."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -1,0 +1,88 @@
+"""The files of a run's folder that are read as a whole, of a run that is finished or not, without a lock."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import yaml
+
+from coterie.errors import RunFolderError
+from coterie.runs.storage.atomic_files import read_json, write_json
+from coterie.runs.storage.format_versions import check_format, stamp
+from coterie.runs.storage.matrix_log import MatrixLog
+
+CONFIG = "config.yaml"
+ABOUT = "run.json"
+"""The file that says in which format the folder is, and what wrote it."""
+SHARES = "shares.parquet"
+"""The file that says who holds what."""
+SUMMARY = "summary.json"
+FORMAT = 1
+"""The format of the folder: which files there are and what is in them, checkpoints apart, which have their own."""
+
+
+def write_about(path: Path, code: str | None) -> None:
+    """Say what writes a run's folder; ``code`` is the checksum of the user's own code's manifest, if there is one."""
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    write_json(path / ABOUT, {**stamp(FORMAT), **versions, "created": created, "code": code})
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Read what wrote a run's folder; a folder of another format is refused with a ``RunFolderError``."""
+    about = read_json(path / ABOUT) if (path / ABOUT).exists() else {}
+    check_format(f"the run in {path}", about, FORMAT, RunFolderError)
+    return about
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a run's configuration; what is not a run's folder, or of another format, is a ``RunFolderError``."""
+    if not path.is_dir():
+        raise RunFolderError(f"there is no run in {path}: it must be a folder that `coterie run` wrote")
+    file = path / CONFIG
+    if (path / ABOUT).exists() and file.exists():
+        read_about(path)  # first: another format may have another configuration
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is not a run's folder: it holds no {CONFIG}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise RunFolderError(f"{file} cannot be read ({reason})") from error
+    if not isinstance(config, dict):
+        raise RunFolderError(f"{file} holds a {type(config).__name__}: it must hold settings by name")
+    read_about(path)
+    return config
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """Read a run's result in short; ``None`` if the run is not finished."""
+    file = path / SUMMARY
+    return read_json(file) if file.exists() else None
+
+
+def read_shares(path: Path) -> pd.DataFrame:
+    """Read what each client of a run holds; if that is not there, or damaged, it is a ``RunFolderError``."""
+    try:
+        # As a file object: a path with ``=`` in it would be taken for columns of the table.
+        with (path / SHARES).open("rb") as file:
+            return pd.read_parquet(file)
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} does not say what its clients hold: it has no {SHARES}") from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path / SHARES} is damaged ({error}): it must be a table that this run wrote") from error
+
+
+def collaboration_weights_log(path: Path) -> MatrixLog:
+    """Give a run's collaboration weights: rows are clients that took, columns those from whom they took."""
+    return MatrixLog(path / "weights", "collaboration weights", ("taker", "giver"))
+
+
+def accuracy_matrix_log(path: Path) -> MatrixLog:
+    """Give a run's accuracy matrices: rows are personal models, columns those on whose samples they were measured."""
+    return MatrixLog(path / "matrix", "accuracy matrices", ("model", "samples"))
