@@ -197,6 +197,7 @@ INSIDE = {  # what users do not import from, and why it is not in the reference
     "options": "behind everything that has options",
     "runs": "behind `run` and `resume`",
     "version": "`coterie.__version__`",
+    "yaml_file": "behind every file of settings",
 }
 
 
