@@ -23,12 +23,12 @@ from coterie.compute.samples import Samples
 from coterie.config import ExperimentConfig
 from coterie.errors import AlgorithmError, ConfigError
 from coterie.federation.agreement import Agreement
-from coterie.federation.membership import RollCall
+from coterie.federation.membership import Membership
 from coterie.federation.node import WORK
 from coterie.federation.party_data import blank_population, engine_of, fresh_row
 from coterie.federation.schema import EVALUATE, GLOBAL, LAST
 from coterie.federation.transport import Failure, Transport
-from coterie.federation.wire import Envelope, Rejected, Shape, check, check_header, pack, payload, unpack
+from coterie.federation.wire import Envelope, Rejected, TensorSpec, check, check_header, pack, payload, unpack
 from coterie.rows import Rows
 from coterie.runs.builder import Population
 from coterie.runs.storage.events import Event, Listener
@@ -105,7 +105,7 @@ class Federation(Simulation):
         config: ExperimentConfig,
         agreement: Agreement,
         transport: Transport,
-        roll: RollCall,
+        roll: Membership,
         header: Mapping[str, Any],
         terms: Terms,
         report: Listener,
@@ -139,7 +139,7 @@ class Federation(Simulation):
                     "members are there: start them first"
                 )
             self._common["sizes"] = sizes["train"]
-        self._shapes: dict[object, dict[str, Shape]] = {}
+        self._shapes: dict[object, dict[str, TensorSpec]] = {}
         self.session = secrets.token_hex(4)  # tells this server's tokens from those of one that was killed
         self.counted: dict[int, str] = {}
         self._accepted: dict[int, str] = {}
@@ -234,7 +234,7 @@ class Federation(Simulation):
                 blocks[client] = self._pack(call, client, task if mine is not None else None, mine or {}, ride)
         self.wire_down += sum(map(len, blocks.values()))
         for client in sorted(messages.keys() - present.keys()):
-            self.roll.miss(client)
+            self.roll.mark_missing(client)
             self._report(Event(call.round, "no reply", client, "it is not there"))
         patience = frozenset(present[client] for client in blocks if client not in self._suspects)
         sent = {present[client]: block for client, block in blocks.items()}
@@ -249,13 +249,13 @@ class Federation(Simulation):
             except _Lost as lost:
                 if lost.what == "no reply":
                     self._suspects.add(client)
-                    self.roll.miss(client)
+                    self.roll.mark_missing(client)
                 # Who was only to be evaluated costs the round nothing.
                 told_as = (lost.what, lost.why) if client in messages else ("no evaluation", f"{lost.what}: {lost.why}")
                 self._report(Event(call.round, told_as[0], client, told_as[1]))
                 continue
             self._suspects.discard(client)
-            self.roll.heard(client, call.round)
+            self.roll.mark_replied(client, call.round)
             if client in messages:
                 replies[client] = envelope.under("reply")
             spent = envelope.header.get("epsilon")
@@ -293,7 +293,9 @@ class Federation(Simulation):
         }
         return pack(header, tensors)
 
-    def _open(self, answer: bytes | Failure | None, client: int, call: Call, expected: Mapping[str, Shape]) -> Envelope:
+    def _open(
+        self, answer: bytes | Failure | None, client: int, call: Call, expected: Mapping[str, TensorSpec]
+    ) -> Envelope:
         if answer is None:
             raise _Lost("no reply", f"not within {self.terms.deadline:g} s")
         if isinstance(answer, Failure):
@@ -309,15 +311,15 @@ class Federation(Simulation):
             raise _Lost("garbage", str(reason)) from reason
         return envelope
 
-    def _expected(self, task: str, message: Rows, call: Call) -> dict[str, Shape]:
+    def _expected(self, task: str, message: Rows, call: Call) -> dict[str, TensorSpec]:
         """Find what a reply must look like by running the task on one blank sample."""
-        key = (task, tuple((name, Shape.of(value)) for name, value in message.items()))
+        key = (task, tuple((name, TensorSpec.of(value)) for name, value in message.items()))
         if key not in self._shapes:
             rows = {name: value.unsqueeze(0) for name, value in message.items()}
             state = {name: value.clone() for name, value in self._rows.items()}
             with torch.no_grad():
                 _, reply = self._dry.run(self.tasks[task], torch.tensor([0]), state, rows, call)
-            self._shapes[key] = {name: Shape.of(value[0]) for name, value in reply.items()}
+            self._shapes[key] = {name: TensorSpec.of(value[0]) for name, value in reply.items()}
         return self._shapes[key]
 
 

@@ -18,7 +18,7 @@ from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError, RunFolderError
 from coterie.evaluation import metrics as metric_table
 from coterie.federation.agreement import Agreement
-from coterie.federation.membership import RollCall
+from coterie.federation.membership import Membership
 from coterie.federation.remote_exchange import Federation, Terms
 from coterie.federation.transport import Transport
 from coterie.results import summarise
@@ -172,7 +172,7 @@ class FederatedExperiment(Experiment):
     def _round(self, round_number: int) -> float | None:
         federation = self.simulation
         began = time.perf_counter()
-        federation.roll.call(round_number)
+        federation.roll.refresh(round_number)
         federation.learn_sizes()
         self._record_shares()
         cohort = draw_cohort(self.config.seed, round_number, self.trainers, self.config.participation)
@@ -263,7 +263,7 @@ def serve(
             "algorithm": config.algorithm,
             "settings": config.plain()["settings"],
         }
-        roll = RollCall(agreement, transport, header, report, plan.deadline)
+        roll = Membership(agreement, transport, header, report, plan.deadline)
         _gather(roll, agreement, plan)
         before = folder.checkpoints.latest()
         for client, sizes in (before.extra["sizes"] if before is not None else {}).items():
@@ -339,10 +339,10 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _gather(roll: RollCall, agreement: Agreement, plan: Plan) -> None:
+def _gather(roll: Membership, agreement: Agreement, plan: Plan) -> None:
     until = time.monotonic() + plan.wait
     while True:
-        roll.call(0)
+        roll.refresh(0)
         here = len(roll.present)
         if here == len(agreement.members):
             return
