@@ -195,7 +195,7 @@ def _runtime_client(address: str, ca: bytes | None, component: str, token: str |
 
 
 class KnownNode(NamedTuple):
-    """A node that a SuperLink has in its book."""
+    """A node that a SuperLink knows."""
 
     node_id: int
     public_key: bytes
