@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import coterie
-from coterie.config import read_yaml
 from coterie.studies import comparison
+from coterie.yaml_file import read_yaml
 
 PLANS = Path(__file__).parent / "plans"
 _BLANK = "\u00a0"  # at which no line is broken

@@ -11,9 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.config import ExperimentConfig, from_mapping, from_yaml, read_yaml
+from coterie.config import ExperimentConfig, from_mapping, from_yaml
 from coterie.errors import ConfigError, UnknownName
 from coterie.options import allowed, make
+from coterie.yaml_file import read_yaml
 from tests.small_runs import OWN
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

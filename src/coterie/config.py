@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from coterie import options
@@ -20,6 +19,7 @@ from coterie.evaluation import metrics as metric_table
 from coterie.models import problem
 from coterie.simulation import attacks, privacy
 from coterie.user_code import IMPORT
+from coterie.yaml_file import read_yaml
 
 SHORTHANDS = ("local_epochs", "batch_size", "lr")
 """Algorithm settings that have an option of their own on the command line."""
@@ -234,53 +234,6 @@ def _algorithm_file(config: ExperimentConfig) -> dict[str, str]:
     return {"algorithm": str(path), "algorithm_sha256": content}
 
 
-_MERGE = "tag:yaml.org,2002:merge"  # of <<, which takes over the entries of another mapping
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE]
-        for place, key in enumerate(keys):
-            if key in keys[:place]:
-                raise yaml.YAMLError(f"{key!r} is given twice")
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read named values from a YAML file; a name that is given twice is refused.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Returns
-    -------
-    dict
-        The values, not yet validated.
-
-    Raises
-    ------
-    ConfigError
-        If the file is missing or not a YAML mapping.
-    """
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"the experiment file {str(path)!r} cannot be read: {reason}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"the experiment file {str(path)!r} is not valid YAML: {' '.join(str(error).split())}"
-        ) from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"the experiment file {str(path)!r} must hold settings by name, not {_kind(values)}")
-    return values
-
-
 def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
     """Read a configuration from a YAML file.
 
@@ -296,9 +249,5 @@ def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> Experim
     ExperimentConfig
         The configuration.
     """
-    ours, theirs = _gathered(read_yaml(path), "its settings"), _gathered(overrides or {}, "--set")
+    ours, theirs = _gathered(read_yaml(path, "experiment file"), "its settings"), _gathered(overrides or {}, "--set")
     return from_mapping({**ours, **theirs, "settings": {**ours["settings"], **theirs["settings"]}})
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"

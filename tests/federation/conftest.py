@@ -45,7 +45,7 @@ class Followed:
 
     def begin(self) -> None:
         """Follow the lines up to where the nodes are connected."""
-        from tests.federation.running import free_pair, wait_until
+        from tests.federation.running import free_pair
 
         (init,) = [line for line in self.lines if " init " in line]
         assert self.lines[0] == init
@@ -61,13 +61,7 @@ class Followed:
                 self.federation.node(self.members[-1])
             else:
                 self.rest.append(line)
-        for member in self.members:
-            log = self.home / "demo" / "nodes" / member / "supernode.log"
-            wait_until(
-                lambda log=log: log.exists() and "SuperNode ID" in log.read_text(errors="replace"),
-                f"{member} is connected",
-                self.federation.started[member],
-            )
+        self.federation.wait_for_nodes(len(self.members))
 
     def do(self, line: str) -> str:
         """Run a line of the tutorial to its end; give what it prints."""

@@ -71,7 +71,7 @@ class LocalGrid:
 
 @dataclass
 class Dying:
-    """A grid whose server is killed once so many exchanges after the roll call are done."""
+    """A grid whose server is killed once so many exchanges after the hello are done."""
 
     grid: LocalGrid
     after: int

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.federation.flower import processes
+from coterie.federation.flower.control import Control
+from coterie.federation.project import read_server
 
 PATIENCE = 600.0  # seconds: the machine may be busy with other work
 
@@ -104,6 +106,17 @@ class Federation:
 
     def node(self, member: str) -> None:
         self.start(member, "federate", "node", f"{self.folder.name}/nodes/{member}")
+
+    def wait_for_nodes(self, count: int) -> None:
+        """Wait until so many nodes are connected, as the server sees it; a node that ends meanwhile is a failure."""
+        control = Control(self.folder / "server", read_server(self.folder).superlink_port)
+
+        def connected() -> bool:
+            ended = {name: self.said(name) for name, process in self.started.items() if process.poll() is not None}
+            assert not ended, ended
+            return list(control.statuses().values()).count("online") == count
+
+        wait_until(connected, f"{count} nodes are connected")
 
     def run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         return self.start(name, "federate", "run", self.folder.name, *arguments)

@@ -55,6 +55,21 @@ def test_mistakes_are_told(tmp_path: Path, change: tuple[str, str], says: str) -
         agreement.read(write(tmp_path, TEXT.replace(*change)))
 
 
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        (("name: hospitals", "name: hospitals\nseed: 1\nseed: 2"), "seed"),
+        (("{name: south}", "{name: south, key: a, key: b}"), "key"),  # whose node would be let in?
+        (("classes: [ill, well]", "classes: [ill, well], input_shape: [4]"), "input_shape"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused(tmp_path: Path, change: tuple[str, str], key: str) -> None:
+    file = write(tmp_path, TEXT.replace(*change))
+    with pytest.raises(ConfigError) as told:
+        agreement.read(file)
+    assert str(told.value) == f"the file {str(file)!r} is not valid YAML: {key!r} is given twice"
+
+
 def test_who_is_not_in_the_roster(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'east' is not in the roster of federation.yaml: members are north, south"):
         agreement.read(write(tmp_path, TEXT)).number("east")

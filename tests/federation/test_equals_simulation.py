@@ -78,7 +78,7 @@ def _names(local: Any) -> list[str]:
 def test_evaluation_rides_on_training_exchanges(tmp_path: Path) -> None:
     local = make_federation(tmp_path)
     serve(local.agreement, local.grid, Plan(algorithm="fedavg", rounds=4), tmp_path / "run")
-    # One roll call, one exchange a round, and one for the evaluation after the last.
+    # One hello, one exchange a round, and one for the evaluation after the last.
     assert local.grid.exchanges == 1 + 4 + 1
     metrics = metrics_of(tmp_path / "run")
     assert sorted(metrics.query("model == 'global' and metric == 'accuracy'")["round"].unique()) == [1, 2, 3, 4]

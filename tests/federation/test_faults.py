@@ -166,7 +166,7 @@ def test_a_node_that_dies_and_comes_back_goes_on_from_its_own_state(tmp_path: Pa
             old = grid.nodes_[SPOILT]
             grid.nodes_[SPOILT] = Node(local.agreement, 1, local.datasets[1], old.folder)
 
-    # Before round r there were a roll call and r - 1 rounds: away for rounds 2 and 3, then back as a new process.
+    # Before round r there were a hello and r - 1 rounds: away for rounds 2 and 3, then back as a new process.
     local.grid.away = lambda done: {SPOILT} if done in (2, 3) else set()
     local.grid.before = before
     serve(local.agreement, local.grid, plan(rounds=5), tmp_path / "run")
@@ -223,7 +223,7 @@ def test_a_method_that_starts_from_everybodys_samples_needs_everybody(tmp_path: 
 def test_a_killed_server_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: int
 ) -> None:
-    """FedPG, three rounds: roll call, two exchanges a round, an evaluation; killed after each of them."""
+    """FedPG, three rounds: hello, two exchanges a round, an evaluation; killed after each of them."""
     local = make_federation(tmp_path)
     grid = local.grid
     with monkeypatch.context() as kill, pytest.raises(Killed):

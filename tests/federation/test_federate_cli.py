@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -18,24 +17,12 @@ from coterie.cli import federate
 from coterie.cli.app import app
 from coterie.errors import ConfigError, CoterieError, RunFolderError
 from coterie.federation.agreement import Schema
-from coterie.federation.monitor import Watch
+from coterie.federation.monitor import RunMonitor
 from coterie.federation.schema_table import lines
 from coterie.federation.server import Plan, serve
 from tests.federation.grid import LocalGrid, make_federation
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "coterie"
 needs_flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed")
-
-
-def test_only_one_place_imports_flower() -> None:
-    found = set()
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if any(name.split(".")[0] == "flwr" for name in names):
-                found.add(path.relative_to(SOURCE).parts[:2])
-    assert found == {("federation", "flower")}
 
 
 def test_what_fedpg_sends_is_what_its_paper_says() -> None:
@@ -107,7 +94,7 @@ def test_without_a_server_commands_say_so_and_leave_nothing(tmp_path: Path, monk
     with pytest.raises(ConfigError, match=r"does not answer: is the server running\?"):
         CliRunner().invoke(app, ["federate", "run", "p", "fedavg"], catch_exceptions=False)
     assert not list(Path("p/server/plans").iterdir()) and not list(Path("p/runs").iterdir())
-    with pytest.raises(ConfigError, match=r"nowhere/federation.yaml cannot be read"):
+    with pytest.raises(ConfigError, match=r"the file '.*nowhere/federation.yaml' cannot be read"):
         CliRunner().invoke(app, ["federate", "status", "nowhere"], catch_exceptions=False)
     Path("p/runs/old").mkdir()
     Path("p/runs/old/summary.json").touch()
@@ -188,16 +175,16 @@ def test_data_are_described_in_the_words_of_the_schema(tmp_path: Path, monkeypat
 def test_a_run_is_told_line_by_line(tmp_path: Path) -> None:
     local = make_federation(tmp_path)
     run = tmp_path / "run"
-    watch = Watch(run, 3)
+    watch = RunMonitor(run, 3)
     told: list[str] = []
 
     def look(grid: LocalGrid) -> None:
-        told.extend(watch.news())
+        told.extend(watch.new_lines())
 
     local.grid.before = look
     local.grid.away = lambda done: {99} if done == 2 else set()
     serve(local.agreement, local.grid, Plan(algorithm="fedavg", rounds=3, wait=0.0), run)
-    told.extend(watch.news())
+    told.extend(watch.new_lines())
     assert [re.sub(r"[\d.]+ (kB|s)\b", "N", line) for line in told if " of 3: " in line] == [
         "round 1 of 3: 3 nodes replied, N down, N up, N",
         "round 2 of 3: 2 nodes replied, N down, N up, N",
@@ -209,4 +196,4 @@ def test_a_run_is_told_line_by_line(tmp_path: Path) -> None:
     mean = metrics.query("model == 'personal'")["value"].mean()
     assert re.search(rf"personal [^;]*accuracy {mean:.4f}", after[-1])
     assert [line for line in told if "returned" in line] == ["round 3: client 1 returned (silo-1 replies again)"]
-    assert list(watch.news()) == [] == list(Watch(run, 3).news())
+    assert list(watch.new_lines()) == [] == list(RunMonitor(run, 3).new_lines())

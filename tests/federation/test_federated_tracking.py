@@ -67,7 +67,7 @@ def test_each_round_is_told_whole(tmp_path: Path) -> None:
 def test_after_a_kill_each_round_is_told_whole_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: int
 ) -> None:
-    """Roll call, three rounds, an evaluation: killed after each of them."""
+    """Hello, three rounds, an evaluation: killed after each of them."""
     local = make_federation(tmp_path)
     with monkeypatch.context() as kill, pytest.raises(Killed):
         kill.setattr(Experiment, "keep", lambda self: None)

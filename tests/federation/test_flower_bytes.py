@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: these tests need cote
 
 from coterie.federation import project
 from coterie.results import Result
-from tests.federation.running import PATIENCE, Federation, free_pair, wait_until
+from tests.federation.running import PATIENCE, Federation, free_pair
 
 pytestmark = pytest.mark.processes
 
@@ -82,8 +82,7 @@ def large(tmp_path: Path) -> Iterator[tuple[Federation, Counting]]:
 
 def test_overhead_is_small_where_messages_are_large(large: tuple[Federation, Counting]) -> None:
     federation, counting = large
-    log = federation.folder / "nodes" / "silo" / "supernode.log"
-    wait_until(lambda: log.exists() and "SuperNode ID" in log.read_text(errors="replace"), "the node is connected")
+    federation.wait_for_nodes(1)
     up, down = counting.up, counting.down
     federation.run("run", "fedavg", "--rounds", str(ROUNDS), "--wait", str(PATIENCE))
     federation.end("run")

@@ -24,7 +24,7 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.control import control_handlers
 
 from coterie.errors import ConfigError
-from coterie.federation.flower import certificates, control
+from coterie.federation.flower import _internals, certificates
 from coterie.federation.flower.control import Control
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # of Flower's migrations
@@ -64,7 +64,7 @@ class SuperLink:
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SuperLink:
     found = SuperLink(tmp_path)
-    monkeypatch.setattr(control.ControlHttpClient, "from_server_address", lambda *given: found)
+    monkeypatch.setattr(_internals.ControlHttpClient, "from_server_address", lambda *given: found)
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "ca.crt").touch()
     return found
@@ -122,10 +122,10 @@ def test_what_an_earlier_server_left_is_stopped(tmp_path: Path, monkeypatch: pyt
         StopRun=lambda request: stopped.append(request.run_id),
         close=lambda: None,
     )
-    monkeypatch.setattr(control.ControlHttpClient, "from_server_address", lambda *given: client)
+    monkeypatch.setattr(_internals.ControlHttpClient, "from_server_address", lambda *given: client)
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "ca.crt").touch()
-    Control(tmp_path, 9093).clear()
+    Control(tmp_path, 9093).stop_unfinished()
     assert sorted(stopped) == [2, 3, 4]
     assert not Control(tmp_path, 9093).is_over(2)
 

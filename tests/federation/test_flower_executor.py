@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
 from flwr.app import Context, Message, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_to_proto, message_to_proto
 from flwr.proto.message_pb2 import PullObjectResponse
@@ -24,7 +25,7 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 
-from coterie.federation.flower import executor
+from coterie.federation.flower import _internals, executor
 from coterie.federation.flower.executor import Executor
 from coterie.federation.flower.messages import content_of
 
@@ -34,11 +35,12 @@ class Offer:
 
     def __init__(self, block: bytes) -> None:
         message = Message(content_of(block), dst_node_id=1, message_type="query", ttl=600.0)
-        message.metadata.__dict__["_message_id"] = message.object_id
-        self.proto, self.tree = message_to_proto(message), get_object_tree(message)
+        self.tree = get_object_tree(message)
+        self.proto = message_to_proto(remove_content_from_message(message))  # a SuperNode keeps it as objects
+        self.proto.metadata.message_id = self.tree.object_id
         self.objects = {name: each.deflate() for name, each in get_all_nested_objects(message).items()}
-        self.is_stored, self.is_complete = True, True
-        self.replied, self.error, self.status = False, "", ""
+        self.is_stored, self.is_complete, self.is_started = True, True, False
+        self.replied, self.error, self.status, self.answers = False, "", "", ""
 
 
 class SuperNode:
@@ -70,6 +72,8 @@ class Client:
         return SendTaskHeartbeatResponse(success=True)
 
     def PullTaskInput(self, request: Any) -> PullTaskInputResponse:
+        assert not self._offer.is_started, "a task is started once"
+        self._offer.is_started = True
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
         return PullTaskInputResponse(context=context_to_proto(context))
 
@@ -89,7 +93,9 @@ class Client:
 
     def PushMessages(self, request: Any) -> PushAppMessagesResponse:
         assert not self._offer.replied
-        self._offer.replied, self._offer.error = True, request.messages_list[0].error.reason
+        (reply,) = request.messages_list
+        self._offer.replied, self._offer.error = True, reply.error.reason
+        self._offer.answers = reply.metadata.reply_to_message_id
         return PushAppMessagesResponse()
 
     def PushObject(self, request: Any) -> None:
@@ -107,9 +113,9 @@ def node(monkeypatch: pytest.MonkeyPatch) -> SuperNode:
     for name in ("run_id", "node_id", "task_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
     found = SuperNode()
-    monkeypatch.setattr(executor, "RuntimeHttpClient", SimpleNamespace(from_server_address=found.client))
+    monkeypatch.setattr(_internals, "RuntimeHttpClient", SimpleNamespace(from_server_address=found.client))
     monkeypatch.setattr(executor, "_PAUSE", 0.0)
-    monkeypatch.setattr(executor, "_SELDOM", 0.0)
+    monkeypatch.setattr(executor, "_LONGEST_PAUSE", 0.0)
     return found
 
 
@@ -124,6 +130,7 @@ def test_a_message_that_is_not_complete_waits_and_the_next_is_answered(node: Sup
     assert not running.once()
     assert heard == [b"2"]
     assert (node.offers["second"].replied, node.offers["second"].status) == (True, SubStatus.COMPLETED)
+    assert node.offers["second"].answers == node.offers["second"].tree.object_id
     assert not node.offers["first"].replied
     setattr(node.offers["first"], lacks, True)
     assert running.once()

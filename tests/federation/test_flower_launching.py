@@ -30,6 +30,7 @@ from flwr.supercore.servicer.runtime import runtime_handlers
 from flwr.supernode.nodestate import NodeStateFactory
 
 from coterie.federation.flower import launcher, processes
+from coterie.federation.flower._internals import Task, TaskQueue
 from coterie.federation.flower.launcher import Launcher
 
 RUN = 7
@@ -46,6 +47,9 @@ class Link:
 
     def client(self, token: str | None) -> Any:
         return Client(self, token)
+
+    def runs(self) -> TaskQueue[Task]:
+        return TaskQueue(self.client, TaskType.SERVER_APP, Task)
 
     def start(self, run: int, token: str) -> subprocess.Popen[bytes]:
         assert run == RUN
@@ -120,7 +124,7 @@ def link() -> Iterator[Link]:
 
 
 def test_an_app_that_takes_minutes_to_load_is_the_only_one(link: Link, clock: Clock) -> None:
-    launcher = Launcher(link.client, link.start)
+    launcher = Launcher(link.runs(), link.start)
     assert launcher.once()
     for _ in range(300):  # Flower's SuperExec would have started one every thirty of these seconds
         clock.seconds += 1.0
@@ -143,7 +147,7 @@ def test_without_a_sign_of_life_a_run_is_offered_again(link: Link, clock: Clock)
 
 
 def test_an_app_that_lost_its_claim_is_ended_before_there_is_another(link: Link, clock: Clock) -> None:
-    launcher = Launcher(link.client, link.start)
+    launcher = Launcher(link.runs(), link.start)
     launcher.once()
     link.answers = False  # too busy to hear anybody, for longer than a claim holds
     for _ in range(10):
@@ -158,7 +162,7 @@ def test_an_app_that_lost_its_claim_is_ended_before_there_is_another(link: Link,
 
 
 def test_an_app_that_was_killed_ends_its_run(link: Link, clock: Clock) -> None:
-    launcher = Launcher(link.client, link.start)
+    launcher = Launcher(link.runs(), link.start)
     launcher.once()
     link.started[0][1].kill()
     link.started[0][1].wait()
@@ -169,7 +173,7 @@ def test_an_app_that_was_killed_ends_its_run(link: Link, clock: Clock) -> None:
 
 
 def test_what_an_app_said_of_its_end_stands(link: Link, clock: Clock) -> None:
-    launcher = Launcher(link.client, link.start)
+    launcher = Launcher(link.runs(), link.start)
     launcher.once()
     assert link.task is not None
     link.book.activate_task(link.task)

@@ -17,6 +17,7 @@ import yaml
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
 from flwr.app import Message
+from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
 from coterie.federation import project
@@ -148,8 +149,9 @@ class Grid:
 
     def push_messages(self, messages: list[Message]) -> list[str]:
         for message in messages:
-            message.metadata.__dict__["_message_id"] = f"m{len(self.sent)}"
-            self.sent.append(message)
+            proto = message_to_proto(message)
+            proto.metadata.message_id = f"m{len(self.sent)}"  # as a SuperLink does
+            self.sent.append(message_from_proto(proto))
         return [f"m{len(self.sent) - 1}"]
 
     def pull_messages(self, identifiers: list[str]) -> list[Message]:
@@ -170,7 +172,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_node_that_is_restarted_in_an_exchange_gets_its_message_again(
     monkeypatch: pytest.MonkeyPatch, loses: int, sent: int
 ) -> None:
-    monkeypatch.setattr(apps, "_LOOK", 0.0)
+    monkeypatch.setattr(apps, "_RESTARTS", 0.0)
     grid = Grid(loses)
     answers = apps.FlowerGrid(cast(Any, grid)).exchange({5: b"question"}, 60.0, frozenset({5}))
     assert answers == {5: b"answer"}

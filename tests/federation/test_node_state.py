@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from coterie.errors import CheckpointError
 from coterie.federation.node_state import NodeState
 from coterie.federation.wire import Rejected
 from coterie.rows import Rows
+from coterie.version import __version__
 
 
 def rows(value: float) -> Rows:
@@ -86,5 +89,46 @@ def test_a_damaged_state_is_said_to_be_so(tmp_path: Path) -> None:
     state.put("s-1-round-0", rows(1))
     state.settle("s-1-round-0", [])
     (tmp_path / "run" / "committed.safetensors").write_bytes(b"spoilt")
+    with pytest.raises(CheckpointError, match="damaged"):
+        state.rows()
+
+
+def with_metadata(state: NodeState, folder: Path, **changed: str | None) -> Path:
+    """Commit a state, then change what its file says of itself."""
+    state.put("s-1-round-0", rows(1))
+    state.settle("s-1-round-0", [])
+    path = folder / "run" / "committed.safetensors"
+    with safe_open(path, framework="pt") as file:
+        metadata = {**file.metadata(), **changed}
+    save_file(load_file(path), path, {name: value for name, value in metadata.items() if value is not None})
+    return path
+
+
+def test_a_state_says_its_format(tmp_path: Path) -> None:
+    state = NodeState(tmp_path, "run", rows(0))
+    with safe_open(with_metadata(state, tmp_path), framework="pt") as file:
+        assert file.metadata()["format"] == "1"
+    assert value(state) == 1
+
+
+@pytest.mark.parametrize(
+    ("format_", "says"), [(None, "no format: an earlier Coterie wrote it"), ("2", "format 2"), ("0", "format 0")]
+)
+def test_a_state_of_another_format_is_one_sentence(tmp_path: Path, format_: str | None, says: str) -> None:
+    state = NodeState(tmp_path, "run", rows(0))
+    path = with_metadata(state, tmp_path, format=format_)
+    expected = (
+        f"{path} has {says}, but Coterie {__version__} reads format 1: go on with the version of Coterie that the run "
+        "began with, or begin a new run"
+    )
+    for read in (state.rows, lambda: state.settle("s-1-round-0", []), lambda: state.token):
+        with pytest.raises(CheckpointError) as told:
+            read()
+        assert str(told.value) == expected
+
+
+def test_a_format_that_is_no_number_is_damage(tmp_path: Path) -> None:
+    state = NodeState(tmp_path, "run", rows(0))
+    with_metadata(state, tmp_path, format="one")
     with pytest.raises(CheckpointError, match="damaged"):
         state.rows()

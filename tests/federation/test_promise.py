@@ -155,15 +155,21 @@ def test_noise_is_repeated_only_where_everything_is(tmp_path: Path) -> None:
         gap = ledger.release(rows(reply), rows(0), {}, "run", digest)["w"] - first
         assert float(gap.std()) > 0.5
     assert (tmp_path / KEY).stat().st_mode & 0o077 == 0
-    assert json.loads((tmp_path / FILE).read_text()) == {"replies": {"run": {"1.0": 4}}}
+    assert json.loads((tmp_path / FILE).read_text()) == {"format": 1, "replies": {"run": {"1.0": 4}}}
 
 
-def test_records_that_are_damaged_are_said_to_be(tmp_path: Path) -> None:
+def test_records_that_are_damaged_or_of_another_version_are_said_to_be(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, NOISY)
     ledger.release(rows(0.1), rows(0), {}, "run", b"m")
     (tmp_path / FILE).write_text("{}")
     with pytest.raises(CheckpointError, match="is damaged: put back a copy"):
         ledger.epsilon()
+    for format_, says in ((None, "has no format: an earlier Coterie wrote it"), (2, "has format 2")):
+        (tmp_path / FILE).write_text(json.dumps({"replies": {}} | ({} if format_ is None else {"format": format_})))
+        with pytest.raises(
+            CheckpointError, match=rf"{FILE} {says}, but Coterie \S+ reads format 1: use the version of"
+        ):
+            ledger.epsilon()
     (tmp_path / FILE).unlink()
     (tmp_path / KEY).write_bytes(b"short")
     with pytest.raises(CheckpointError, match="secret"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from coterie.federation.wire import SCHEMA, Rejected, Shape, check, check_header, pack, payload, unpack
+from coterie.federation.wire import SCHEMA, Rejected, TensorSpec, check, check_header, pack, payload, unpack
 
 LIMIT = 2**24
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
@@ -122,7 +122,7 @@ def test_another_schema_is_rejected(header: object, says: str) -> None:
 
 
 def test_names_shapes_and_types_are_checked() -> None:
-    expected = {"w": Shape((2,), torch.float32)}
+    expected = {"w": TensorSpec((2,), torch.float32)}
     check({"w": torch.zeros(2)}, expected)
     for wrong, says in (
         ({"w": torch.zeros(3)}, r"float32\[3\], but must be float32\[2\]"),

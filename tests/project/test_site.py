@@ -199,6 +199,7 @@ INSIDE = {  # what users do not import from, and why it is not in the reference
     "tasks": "a table behind data, losses and metrics",
     "user_code": "behind `import:` and methods in files",
     "version": "`coterie.__version__`",
+    "yaml_file": "behind every file of settings",
 }
 
 

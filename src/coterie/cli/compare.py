@@ -14,9 +14,10 @@ import yaml
 from coterie.cli.console import err, out
 from coterie.cli.options import COMPUTING, RESULTS, TRAINING, Texts
 from coterie.cli.report import suggest
-from coterie.config import SHORTHANDS, ExperimentConfig, read_yaml
+from coterie.config import SHORTHANDS, ExperimentConfig
 from coterie.errors import ConfigError, Interrupted
 from coterie.studies import comparison
+from coterie.yaml_file import read_yaml
 
 Methods = Annotated[
     list[str],

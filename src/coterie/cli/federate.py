@@ -24,7 +24,7 @@ from coterie.errors import ConfigError, RunFolderError
 
 if TYPE_CHECKING:
     from coterie.federation.flower.control import Control
-    from coterie.federation.monitor import Watch
+    from coterie.federation.monitor import RunMonitor
     from coterie.federation.server import Plan
 
 app = typer.Typer(help="Run a method between machines, over Flower.", no_args_is_help=True)
@@ -89,7 +89,7 @@ def node(
     """Run a node; one whose data or roster disagree with federation.yaml does not start."""
     _need_flower()
     from coterie.federation import project
-    from coterie.federation.flower import executor, processes, sign_off
+    from coterie.federation.flower import activation, executor, processes
     from coterie.runs.storage.lock import lock_folder
 
     folder = folder.absolute()
@@ -102,7 +102,7 @@ def node(
         stack.callback(os.close, lock_folder(folder))  # two processes would write the same state
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
         stack.enter_context(_terminated_as_interrupt())
-        sign_off.sign_off(*place, log)
+        activation.deactivate_previous(*place, folder / "supernode.id")
         err.print(f"running; its log is {log}", highlight=False)
         executor.run_node(processes.supernode(*place, port), env, log, port, opened.handle)
 
@@ -266,11 +266,11 @@ def _new_run(folder: Path, algorithm: str) -> Path:
 
 def _submit(folder: Path, plan: Plan, path: Path) -> None:
     """Hand the plan to Flower, then tell what happens until the run is over."""
-    from coterie.federation.monitor import Watch
+    from coterie.federation.monitor import RunMonitor
     from coterie.runs.storage import read_summary
     from coterie.runs.storage.atomic_files import write_text
 
-    watch = Watch(path, plan.rounds)
+    watch = RunMonitor(path, plan.rounds)
     # Its own for each submission: what a second one for the same run is told must not be taken for the first one's.
     plan_file = folder / "server" / "plans" / f"{path.name}-{secrets.token_hex(4)}.yaml"
     failed = plan_file.with_suffix(".error")
@@ -292,11 +292,11 @@ def _submit(folder: Path, plan: Plan, path: Path) -> None:
         )
 
 
-def _follow(control: Control, run_id: int, watch: Watch, path: Path, failed: Path) -> None:
+def _follow(control: Control, run_id: int, watch: RunMonitor, path: Path, failed: Path) -> None:
     """Tell what happens until the run is over; Ctrl-C stops it."""
     try:
         for _ in _waiting(control, run_id, (path / "summary.json", failed)):
-            for line in watch.news():
+            for line in watch.new_lines():
                 err.print(line, markup=False, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         control.stop(run_id)

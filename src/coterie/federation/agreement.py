@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from coterie import options
@@ -22,6 +21,7 @@ from coterie.config import ExperimentConfig, from_mapping
 from coterie.errors import ConfigError
 from coterie.simulation.privacy import Privacy
 from coterie.tasks import TASKS, TaskName
+from coterie.yaml_file import read_yaml
 
 FILE = "federation.yaml"
 
@@ -69,10 +69,10 @@ class Schema(_Frozen):
 
 
 class Promise(Privacy):
-    """What nodes do to every reply before it leaves them, and what else they tell."""
+    """What nodes do to every reply before they send it, and which metrics they send with it."""
 
-    budget: float | None = Field(None, gt=0, description="privacy loss ε, over all runs, beyond which a node is silent")
-    tell_metrics: bool = Field(False, description="tell the server how models do on a node's own samples")
+    budget: float | None = Field(None, gt=0, description="privacy loss ε over all runs at which a node stops replying")
+    tell_metrics: bool = Field(False, description="send the server the metrics of models on a node's own samples")
 
 
 class Agreement(_Frozen):
@@ -106,7 +106,7 @@ class Agreement(_Frozen):
 
     @property
     def digest(self) -> str:
-        """What names the agreement: equal for two files that say the same."""
+        """Names the agreement: equal for two files that say the same."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16, person=b"coterie fed").hexdigest()
 
@@ -116,49 +116,18 @@ class Agreement(_Frozen):
         return self.message_limit_mb * 2**20
 
     def number(self, name: str) -> int:
-        """Give a member's client number.
-
-        Parameters
-        ----------
-        name
-            The member's name.
-
-        Returns
-        -------
-        int
-            Its place in the roster.
-
-        Raises
-        ------
-        ConfigError
-            If it is not in the roster.
-        """
+        """Give a member's client number: its place in the roster."""
         names = [member.name for member in self.members]
         if name not in names:
             raise ConfigError(f"{name!r} is not in the roster of {FILE}: members are {', '.join(names)}")
         return names.index(name)
 
     def experiment(self, algorithm: str, settings: Mapping[str, Any], **others: Any) -> ExperimentConfig:
-        """Give the configuration of a run, as a simulation would have it.
+        """Make the configuration of a run; ``others`` are further fields of it, such as ``rounds``.
 
-        Parameters
-        ----------
-        algorithm
-            The method's name.
-        settings
-            Its parameters.
-        **others
-            Further fields of the configuration: rounds, participation, and so on.
-
-        Returns
-        -------
-        ExperimentConfig
-            The configuration: one client after another on the CPU, each with its own data.
-
-        Raises
-        ------
-        ConfigError
-            If the method is a file or not among those agreed on, or the accuracy matrix is asked for.
+        It is that of a simulation with the loop engine on a CPU in which each client has its own data, so that the
+        rounds of a federation and of a simulation are the same. Fields that ``federation.yaml`` fixes are taken from
+        there.
         """
         if registry.is_file(algorithm):
             raise ConfigError(f"algorithm is {algorithm!r}, but a federation runs registered methods, not files")
@@ -188,65 +157,12 @@ class Agreement(_Frozen):
 
 
 def read(path: Path) -> Agreement:
-    """Read ``federation.yaml``.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Returns
-    -------
-    Agreement
-        What it holds; a field that is missing or wrong is a :class:`~coterie.errors.ConfigError`.
-    """
+    """Read ``federation.yaml``."""
     return options.make(Agreement, read_yaml(path), FILE)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file of settings by name.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Returns
-    -------
-    dict of str to object
-        The settings.
-
-    Raises
-    ------
-    ConfigError
-        If it is missing, not YAML, or not a mapping.
-    """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold settings by name, not a {type(values).__name__}")
-    return values
-
-
 def same_key(first: str, second: str) -> bool:
-    """Say whether two OpenSSH public keys are the same, whatever their comments.
-
-    Parameters
-    ----------
-    first
-        A key.
-    second
-        Another.
-
-    Returns
-    -------
-    bool
-        Whether type and key agree.
-    """
+    """Say whether two OpenSSH public keys are the same, whatever their comments."""
     return _bare(first) == _bare(second)
 
 

@@ -1,4 +1,4 @@
-"""Who is there: which of the transport's nodes is which member of the roster."""
+"""Which members of the roster are connected, and under which of the transport's node numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from coterie.federation.transport import Failure, Transport
 from coterie.federation.wire import Rejected, check, check_header, pack, unpack
 from coterie.runs.storage.events import Event, Listener
 
-_AGAIN = 10  # roll calls after which a node that was refused is asked again
+_ASK_AGAIN = 10  # refreshes after which a node that was refused is asked again
 
 
-class RollCall:
-    """The members that are there.
+class Membership:
+    """The members that have said who they are.
 
     Parameters
     ----------
@@ -36,67 +36,50 @@ class RollCall:
     ) -> None:
         self._agreement, self._transport, self._header = agreement, transport, dict(header)
         self._report, self._deadline = report, deadline
-        self._node_of: dict[int, int] = {}
-        self._refused: dict[int, int] = {}
-        self._calls = 0
-        self._present: dict[int, str] = {}
+        self._node_of: dict[int, int] = {}  # by client number
+        self._refused: dict[int, int] = {}  # by node number: the refresh at which it was refused
+        self._refreshes = 0
+        self._connected: dict[int, str] = {}
         self._missing: set[int] = set()
         self.sizes: dict[int, dict[str, int]] = {}
 
     @property
     def present(self) -> dict[int, int]:
-        """The members that answered and are still connected, with the transport's numbers, in order."""
-        return {client: node for client, node in sorted(self._node_of.items()) if node in self._present}
+        """The node number of each member that has answered and is still connected, in the roster's order."""
+        return {client: node for client, node in sorted(self._node_of.items()) if node in self._connected}
 
-    def miss(self, client: int) -> None:
-        """Take note of a member that did not reply.
-
-        Parameters
-        ----------
-        client
-            The member.
-        """
+    def mark_missing(self, client: int) -> None:
+        """Note that a member did not reply."""
         self._missing.add(client)
 
-    def heard(self, client: int, round_number: int) -> None:
-        """Take note of a member that replied; one that did not before is back.
-
-        Parameters
-        ----------
-        client
-            The member.
-        round_number
-            The round, for the record.
-        """
+    def mark_replied(self, client: int, round_number: int) -> None:
+        """Note that a member replied; one that was missing is reported as returned."""
         if client in self._missing:
             self._missing.discard(client)
             name = self._agreement.members[client].name
             self._report(Event(round_number, "returned", client, f"{name} replies again"))
 
-    def call(self, round_number: int) -> None:
-        """Ask nodes that are new who they are.
-
-        Parameters
-        ----------
-        round_number
-            The round, for the record.
-        """
-        self._calls += 1
-        self._present = self._transport.nodes()
+    def refresh(self, round_number: int) -> None:
+        """See which nodes are connected, and ask those that are new who they are."""
+        self._refreshes += 1
+        self._connected = self._transport.nodes()
         known = set(self._node_of.values())
-        waiting = {node for node, call in self._refused.items() if self._calls - call < _AGAIN}
-        new = [node for node in self._present if node not in known | waiting]
+        refused_lately = {node for node, when in self._refused.items() if self._refreshes - when < _ASK_AGAIN}
+        new = [node for node in self._connected if node not in known | refused_lately]
         if not new:
             return
-        message = pack({**self._header, "kind": HELLO, "round": round_number, "token": f"hello-{self._calls}"}, {})
+        message = pack({**self._header, "kind": HELLO, "round": round_number, "token": self._token()}, {})
         replies = self._transport.exchange(dict.fromkeys(new, message), self._deadline, frozenset(new))
         for node in new:
             try:
                 self._admit(node, replies.get(node), round_number)
                 self._refused.pop(node, None)
             except Rejected as reason:
-                self._refused[node] = self._calls
+                self._refused[node] = self._refreshes
                 self._report(Event(round_number, "refused", None, f"node {node}: {reason}"))
+
+    def _token(self) -> str:
+        return f"hello-{self._refreshes}"
 
     def _admit(self, node: int, reply: bytes | Failure | None, round_number: int) -> None:
         if reply is None:
@@ -108,24 +91,24 @@ class RollCall:
         if header.get("error"):
             raise Rejected(str(header["error"]))
         check(envelope.tensors, {})
-        check_header(header, {"run": self._header["run"], "token": f"hello-{self._calls}"})
+        check_header(header, {"run": self._header["run"], "token": self._token()})
         client, sizes = header.get("client"), header.get("sizes")
         members = self._agreement.members
         if not isinstance(client, int) or isinstance(client, bool) or not 0 <= client < len(members):
             raise Rejected(f"it says that it is client {client!r}, but the roster has 0 to {len(members) - 1}")
-        key, wanted = self._present[node], members[client].key
-        if wanted is not None and not same_key(key, wanted):
+        key, agreed_key = self._connected[node], members[client].key
+        if agreed_key is not None and not same_key(key, agreed_key):
             raise Rejected(f"it says that it is {members[client].name!r}, but it does not have that member's key")
         other = self._node_of.get(client)
-        if other is not None and other in self._present and other != node:
+        if other is not None and other in self._connected and other != node:
             raise Rejected(f"it says that it is {members[client].name!r}, but another node is that already")
-        self.sizes[client] = _sizes(sizes)
+        self.sizes[client] = _checked_sizes(sizes)
         self._node_of[client] = node
         self._missing.discard(client)
         self._report(Event(round_number, "joined" if other is None else "returned", client, members[client].name))
 
 
-def _sizes(found: object) -> dict[str, int]:
+def _checked_sizes(found: object) -> dict[str, int]:
     splits = ("train", "validation", "test")
     if not isinstance(found, dict) or set(found) != set(splits):
         raise Rejected(f"it says that its samples are {found!r}, but must count those of {', '.join(splits)}")

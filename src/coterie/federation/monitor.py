@@ -1,4 +1,4 @@
-"""What a run between machines does, told in lines while it goes on: read from its folder, so anybody can watch."""
+"""The progress of a run between machines, as lines of text, read from the run's folder while the run goes on."""
 
 from __future__ import annotations
 
@@ -10,33 +10,27 @@ from coterie.runs.storage import MetricsLog, TimingsLog, events
 _MODELS = ("personal", "global", "hybrid")
 
 
-class Watch:
-    """Follows one run.
+class RunMonitor:
+    """Reads what is new in one run's folder.
 
     Parameters
     ----------
     run
-        The run's folder; what is in it already is not told again.
+        The run's folder; what is in it already is not reported.
     rounds
-        How many rounds there will be.
+        How many rounds the run has.
     """
 
     def __init__(self, run: Path, rounds: int) -> None:
         self._run, self._rounds = run, rounds
         self._events = len(events.read(run))
-        self._looked_at: object = None
+        self._last_seen: object = None
         self._played: set[int] = set()
         self._measured: set[int] = set()
-        list(self._of_rounds())
+        list(self._round_lines())
 
-    def news(self) -> Iterator[str]:
-        """Tell what happened since the last call.
-
-        Yields
-        ------
-        str
-            A line.
-        """
+    def new_lines(self) -> Iterator[str]:
+        """Describe what happened since the last call, one line for each event, round and evaluation."""
         found = events.read(self._run)
         for event in found[self._events :]:
             if event.what == "resumed":  # rounds after the checkpoint are played again
@@ -44,14 +38,14 @@ class Watch:
                 self._measured = {number for number in self._measured if number <= event.round}
             yield str(event)
         self._events = len(found)
-        yield from self._of_rounds()
+        yield from self._round_lines()
 
-    def _of_rounds(self) -> Iterator[str]:
+    def _round_lines(self) -> Iterator[str]:
         files = [self._run / "timings.jsonl", *sorted(self._run.glob("metrics*")), *sorted(self._run.glob("metrics/*"))]
         state = [(path.name, path.stat().st_mtime_ns) for path in files if path.exists()]
-        if not state or state == self._looked_at:
+        if not state or state == self._last_seen:
             return
-        self._looked_at = state
+        self._last_seen = state
         metrics, timings = MetricsLog(self._run).read(), TimingsLog(self._run / "timings.jsonl").read()
         seconds = timings.set_index("round").sum(axis=1)
         federation = metrics[metrics["model"] == "federation"]
@@ -59,7 +53,7 @@ class Watch:
             self._played.add(number)
             facts = federation[federation["round"] == number]
             values = dict(zip(facts["metric"].astype(str), facts["value"], strict=True))
-            yield self._of_round(number, float(seconds[number]), values)
+            yield self._round_line(number, float(seconds[number]), values)
         test = metrics[(metrics["split"] == "test") & metrics["model"].isin(_MODELS)]
         for number in sorted(set(test["round"]) - self._measured):
             self._measured.add(number)
@@ -71,7 +65,7 @@ class Watch:
             ]
             yield f"after round {number}: {'; '.join(each)}"
 
-    def _of_round(self, number: int, seconds: float, facts: Mapping[str, float]) -> str:
+    def _round_line(self, number: int, seconds: float, facts: Mapping[str, float]) -> str:
         words = [f"{int(facts['wire_replies'])} nodes replied"] if "wire_replies" in facts else []
         words += [f"{_size(facts[f'wire_{way}'])} {way}" for way in ("down", "up") if f"wire_{way}" in facts]
         words += [f"{seconds:.1f} s"]

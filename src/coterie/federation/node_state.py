@@ -1,4 +1,4 @@
-"""A node's own state on its own disk: what is committed, and what is pending until the server says that it counts.
+"""A node's state on its own disk: what is committed, and what is pending until the server says that it counts.
 
 ::
 
@@ -6,8 +6,8 @@
       committed.safetensors     the state after the last reply that counts; carries that reply's token
       pending/TOKEN.safetensors the state after a reply of which the node does not know yet whether it counts
 
-Every file is whole or not there. A server counts a reply only when the round that it belongs to is in a checkpoint, so
-a committed state never has to be taken back.
+Every file is whole or absent, and says in its metadata which format it has. The server counts a reply only once the
+round that it belongs to is in a checkpoint, so a committed state never has to be taken back.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from coterie.errors import CheckpointError
+from coterie.federation._format import FORMAT, check_format
 from coterie.federation.wire import Rejected
 from coterie.rows import Rows
 from coterie.runs.storage.atomic_files import replacing, sync
@@ -29,6 +30,7 @@ from coterie.runs.storage.atomic_files import replacing, sync
 _TOKEN = re.compile(r"[0-9a-z-]{1,80}")
 _RUN = re.compile(r"[0-9a-z-]{1,80}")
 _ENDING = ".safetensors"
+_ADVICE = "go on with the version of Coterie that the run began with, or begin a new run"
 
 
 class NodeState:
@@ -43,12 +45,12 @@ class NodeState:
     begin
         The node's state before its first round, one row for each name.
     lost_is_fine
-        Whether to begin anew where the state that the server counts on is not there.
+        Whether to begin anew where the state that the server counts on is missing.
 
     Raises
     ------
     Rejected
-        If that is not a run's name.
+        If ``run`` is not a run's name.
     """
 
     def __init__(self, folder: Path, run: str, begin: Rows, lost_is_fine: bool = False) -> None:
@@ -58,19 +60,11 @@ class NodeState:
         self._committed = self._folder / f"committed{_ENDING}"
 
     def settle(self, counted: str, keep: Collection[str]) -> None:
-        """Promote the pending state that counts, and drop those that can count no more.
+        """Commit the pending state that counts, and delete the pending states that no longer can.
 
-        Parameters
-        ----------
-        counted
-            Token of the node's last reply that counts, nothing if none does.
-        keep
-            Tokens of pending states that are still needed.
-
-        Raises
-        ------
-        Rejected
-            If the state that the server counts on is not there.
+        ``counted`` is the token of the node's last reply that counts, empty if none does; ``keep`` are the tokens of
+        pending states that are still needed. Where the state that counts is missing, the message is
+        :class:`Rejected`, unless the node may begin anew.
         """
         if counted != self.token:
             pending = self._pending(counted) if counted else None
@@ -90,27 +84,11 @@ class NodeState:
 
     @property
     def token(self) -> str:
-        """Token of the committed state, nothing before the first."""
+        """The token of the committed state, empty before the first."""
         return self._read(self._committed)[0] if self._committed.exists() else ""
 
     def rows(self, base: str = "") -> Rows:
-        """Give the node's state.
-
-        Parameters
-        ----------
-        base
-            Token of a pending state, nothing for the committed one.
-
-        Returns
-        -------
-        Rows
-            One row for each name.
-
-        Raises
-        ------
-        Rejected
-            If there is no such pending state.
-        """
+        """Give the pending state with the token ``base``, or by default the committed one: one row for each name."""
         if base:
             if not self._pending(base).exists():
                 raise Rejected(f"the node has no pending state {base!r}")
@@ -120,25 +98,11 @@ class NodeState:
         return {name: value.clone() for name, value in self._begin.items()}
 
     def put(self, token: str, rows: Rows) -> None:
-        """Keep a state as pending.
-
-        Parameters
-        ----------
-        token
-            The reply's token.
-        rows
-            The state after it.
-        """
+        """Write the state after a reply as pending, under the reply's token."""
         self._write(self._pending(token), token, rows)
 
     def pending(self) -> list[str]:
-        """List the tokens of pending states.
-
-        Returns
-        -------
-        list of str
-            In alphabetical order.
-        """
+        """List the tokens of pending states, in alphabetical order."""
         return sorted(path.name.removesuffix(_ENDING) for path in self._all())
 
     def _pending(self, token: str) -> Path:
@@ -153,14 +117,16 @@ class NodeState:
     def _write(self, path: Path, token: str, rows: Rows) -> None:
         plain = {name: value.detach().clone().contiguous() for name, value in rows.items()}
         with replacing(path) as draft:
-            save_file(plain, draft, metadata={"token": token, "order": json.dumps(list(plain))})
+            save_file(plain, draft, metadata={"format": str(FORMAT), "token": token, "order": json.dumps(list(plain))})
 
     def _read(self, path: Path) -> tuple[str, Rows]:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
+                token, order, found = metadata["token"], json.loads(metadata["order"]), metadata.get("format")
+                check_format(int(found) if found else None, path, _ADVICE)
                 # Cloned out of the file's mapping, whose alignment is not that of memory that PyTorch allocates.
-                rows = {name: file.get_tensor(name).clone() for name in json.loads(metadata["order"])}
-                return metadata["token"], rows
+                rows = {name: file.get_tensor(name).clone() for name in order}
+                return token, rows
         except (SafetensorError, KeyError, ValueError) as error:
             raise CheckpointError(f"the node's state {path} is damaged ({error}): put back a copy") from error

@@ -1,13 +1,13 @@
-"""What a node that promised privacy has told so far: its replies are protected here, and counted on its own disk.
+"""The replies of a node that promised privacy: clipped, made noisy, and counted on the node's own disk.
 
 ::
 
     privacy.key     a secret of the node's own, from which its noise is drawn
     privacy.json    for each run, how many replies were sent with how much noise
 
-Both belong to the node. The seed that all parties share is no secret, so noise cannot come from it. Noise depends on
-the secret, the message and the reply: what is sent twice is the same, and tells nothing new; anything else gets noise
-of its own. A reply is counted before it is sent, whether it then counts for the server or not.
+Both files belong to the node. The seed that all parties share is no secret, so noise cannot be drawn from it. Noise
+depends on the secret, the message and the reply: a reply that is sent twice is the same both times and reveals nothing
+new; any other reply gets noise of its own. A reply is counted before it is sent, even if the server does not use it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from torch import Tensor
 
 from coterie.errors import CheckpointError
+from coterie.federation._format import FORMAT, check_format
 from coterie.federation.agreement import Promise
 from coterie.federation.wire import Rejected
 from coterie.randomness import secret_normal
@@ -52,30 +53,10 @@ class Ledger:
     def release(
         self, reply: Rows, message: Rows, references: Mapping[str, str | None], run: str, digest: bytes
     ) -> Rows:
-        """Clip a reply, add noise to it, and count it.
+        """Clip a reply, add noise to it, and count it; :class:`Rejected` where the budget does not allow another.
 
-        Parameters
-        ----------
-        reply
-            What the node would send, one row.
-        message
-            What it was sent, one row.
-        references
-            The task's.
-        run
-            The run.
-        digest
-            Of the message's whole block.
-
-        Returns
-        -------
-        Rows
-            What may be sent.
-
-        Raises
-        ------
-        Rejected
-            If the budget does not allow it.
+        ``reply`` and ``message`` have one row. ``references`` are the task's: what each tensor is a changed copy of.
+        ``digest`` is that of the whole block in which the message came.
         """
         counts = self._read()
         mine = counts.setdefault(run, Counter())
@@ -96,18 +77,7 @@ class Ledger:
         return protect(reply, message, references, self.promise, draw)
 
     def epsilon(self, run: str | None = None) -> float:
-        """Give the privacy loss so far.
-
-        Parameters
-        ----------
-        run
-            Of this run alone; by default of all together.
-
-        Returns
-        -------
-        float
-            ε, infinite without noise.
-        """
+        """Give the privacy loss ε of one run, or of all runs together; infinite without noise."""
         counts = self._read()
         return self._loss(counts if run is None else {run: counts.get(run, Counter())})
 
@@ -120,16 +90,18 @@ class Ledger:
             return {}
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
+            replies = found["replies"]
+            check_format(found.get("format"), path, "use the version of Coterie that wrote it")
             return {
                 run: Counter({float(noise): int(count) for noise, count in each.items()})
-                for run, each in found["replies"].items()
+                for run, each in replies.items()
             }
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"the node's record {path} of its replies is damaged: put back a copy") from error
 
     def _write(self, counts: Mapping[str, Counter[float]]) -> None:
         plain = {run: {repr(noise): count for noise, count in each.items()} for run, each in counts.items()}
-        write_text(self._folder / FILE, json.dumps({"replies": plain}, indent=1) + "\n")
+        write_text(self._folder / FILE, json.dumps({"format": FORMAT, "replies": plain}, indent=1) + "\n")
 
     def _secret(self) -> bytes:
         path = self._folder / KEY

@@ -28,10 +28,11 @@ from coterie import data, options
 from coterie.data.partitions import share_out
 from coterie.errors import ConfigError, RunFolderError
 from coterie.federation import agreement
-from coterie.federation.agreement import Agreement, read_yaml
+from coterie.federation.agreement import Agreement
 from coterie.federation.node import Node
 from coterie.federation.party_data import load_own, own_population
 from coterie.runs.storage.atomic_files import read_json, write_text
+from coterie.yaml_file import read_yaml
 
 
 class ServerConfig(BaseModel):
@@ -60,55 +61,17 @@ class NodeConfig(BaseModel):
 
 
 def read_server(folder: Path) -> ServerConfig:
-    """Read ``server.yaml``.
-
-    Parameters
-    ----------
-    folder
-        The project folder.
-
-    Returns
-    -------
-    ServerConfig
-        What it holds.
-    """
+    """Read ``server.yaml``."""
     return options.make(ServerConfig, read_yaml(folder / "server" / "server.yaml"), "server.yaml")
 
 
 def read_node(folder: Path) -> NodeConfig:
-    """Read ``node.yaml``.
-
-    Parameters
-    ----------
-    folder
-        The node's folder.
-
-    Returns
-    -------
-    NodeConfig
-        What it holds.
-    """
+    """Read ``node.yaml``."""
     return options.make(NodeConfig, read_yaml(folder / "node.yaml"), "node.yaml")
 
 
 def open_node(folder: Path) -> Node:
-    """Open a node: read its files, load its data, and see that both are what was agreed on.
-
-    Parameters
-    ----------
-    folder
-        The node's folder.
-
-    Returns
-    -------
-    Node
-        The node; what disagrees with ``federation.yaml`` is an error.
-
-    Raises
-    ------
-    ConfigError
-        If the node has another key than its member.
-    """
+    """Open a node: read its files, load its data, and check both against ``federation.yaml``."""
     agreed, config = agreement.read(folder / agreement.FILE), read_node(folder)
     client = agreed.number(config.member)
     key, wanted = folder / f"{config.key}.pub", agreed.members[client].key
@@ -122,29 +85,10 @@ def open_node(folder: Path) -> Node:
 def init(folder: Path, members: list[str], host: str = "127.0.0.1", port: int = 9092) -> Agreement:
     """Write a project folder for a try-out, with the embedded digits dealt out as the members' data.
 
-    Parameters
-    ----------
-    folder
-        Where; it must not exist or be empty.
-    members
-        The members' names.
-    host
-        The name or address by which nodes reach the server.
-    port
-        The port on which they do; Flower's SuperLink takes the next one, on the server alone.
-
-    Returns
-    -------
-    Agreement
-        What ``federation.yaml`` holds.
-
-    Raises
-    ------
-    RunFolderError
-        If there is something in the folder already.
+    ``host`` and ``port`` are where nodes reach the server; Flower's SuperLink takes the next port, on the server alone.
     """
     from coterie.federation.flower import certificates
-    from coterie.federation.flower.processes import inside
+    from coterie.federation.flower.processes import internal_certificates
 
     if folder.exists() and any(folder.iterdir()):
         raise RunFolderError(f"{folder} is not empty: choose another folder")
@@ -155,11 +99,11 @@ def init(folder: Path, members: list[str], host: str = "127.0.0.1", port: int = 
     certificates.make_authority(authority)
     certificates.make_server_certificate(server, authority, [host])
     shutil.copy(authority / "ca.crt", server / "ca.crt")
-    inner = inside(server)
+    inner = internal_certificates(server)
     inner.mkdir(mode=0o700)
     certificates.make_authority(inner, days=3650)
     certificates.make_server_certificate(inner, inner, ["127.0.0.1"], days=3650)
-    (inner / "ca.key").unlink()  # it signed this one certificate and shall sign no other
+    (inner / "ca.key").unlink()  # it has signed its one certificate, and must sign no other
     keys = {name: certificates.make_node_key(folder / "nodes" / name, f"{name}@coterie") for name in members}
     text = _FEDERATION.format(
         name=re.sub(r"[^A-Za-z0-9._-]", "-", folder.resolve().name).lstrip("._-") or "federation",
@@ -188,18 +132,7 @@ def _deal_digits(folder: Path, members: list[str]) -> None:
 
 
 def read_models(folder: Path) -> list[tuple[Path, dict[str, object]]]:
-    """List a node's models with their metrics.
-
-    Parameters
-    ----------
-    folder
-        The node's folder.
-
-    Returns
-    -------
-    list
-        For each run, the model's file and what ``metrics.json`` says of it, the oldest first.
-    """
+    """List the files of a node's models with what ``metrics.json`` says of each, the oldest first."""
     found = sorted((folder / "models").glob("*/model.safetensors"), key=lambda path: path.stat().st_mtime)
     return [(path, read_json(path.parent / "metrics.json")) for path in found]
 

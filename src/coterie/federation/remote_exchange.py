@@ -22,12 +22,12 @@ from coterie.compute.samples import Samples
 from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError
 from coterie.federation.agreement import Agreement
-from coterie.federation.membership import RollCall
+from coterie.federation.membership import Membership
 from coterie.federation.node import WORK
 from coterie.federation.party_data import blank_population, engine_of, fresh_row
 from coterie.federation.schema import EVALUATE, GLOBAL, LAST
 from coterie.federation.transport import Failure, Transport
-from coterie.federation.wire import Envelope, Rejected, Shape, check, check_header, pack, unpack
+from coterie.federation.wire import Envelope, Rejected, TensorSpec, check, check_header, pack, unpack
 from coterie.rows import Rows
 from coterie.runs.population import Population
 from coterie.runs.storage.events import Event, Listener
@@ -79,16 +79,16 @@ class _ReplySchema:
 
     def __init__(self, engine: Engine, tasks: Mapping[str, Any], state: Rows) -> None:
         self._engine, self._tasks, self._state = engine, tasks, state
-        self._known: dict[object, dict[str, Shape]] = {}
+        self._known: dict[object, dict[str, TensorSpec]] = {}
 
-    def of(self, task: str, message: Rows, call: Call) -> dict[str, Shape]:
-        key = (task, tuple((name, Shape.of(value)) for name, value in message.items()))
+    def of(self, task: str, message: Rows, call: Call) -> dict[str, TensorSpec]:
+        key = (task, tuple((name, TensorSpec.of(value)) for name, value in message.items()))
         if key not in self._known:
             rows = {name: value.unsqueeze(0) for name, value in message.items()}
             state = {name: value.clone() for name, value in self._state.items()}
             with torch.no_grad():
                 _, reply = self._engine.run(self._tasks[task], torch.tensor([0]), state, rows, call)
-            self._known[key] = {name: Shape.of(value[0]) for name, value in reply.items()}
+            self._known[key] = {name: TensorSpec.of(value[0]) for name, value in reply.items()}
         return self._known[key]
 
 
@@ -101,7 +101,7 @@ class Remote:
         What all parties agreed on.
     transport
         What carries messages.
-    roll
+    membership
         Who is there; members that are not yet count no samples.
     header
         What every message of the run says.
@@ -130,13 +130,13 @@ class Remote:
         self,
         agreement: Agreement,
         transport: Transport,
-        roll: RollCall,
+        membership: Membership,
         header: Mapping[str, Any],
         terms: Terms,
         report: Listener,
         replies: _ReplySchema,
     ) -> None:
-        self.agreement, self.roll, self.terms = agreement, roll, terms
+        self.agreement, self.membership, self.terms = agreement, membership, terms
         self._transport, self._common, self._report, self._replies = transport, dict(header), report, replies
         self.session = secrets.token_hex(4)  # tells this server's tokens from those of one that was killed
         self.counted: dict[int, str] = {}
@@ -202,7 +202,7 @@ class Remote:
 
     def _send(self, call: Call, task: str | None, messages: Mapping[int, Rows]) -> dict[int, Rows]:
         """Send messages, and the evaluation that is waiting; give the replies that are what they must be."""
-        present = self.roll.present
+        present = self.membership.present
         evaluation = self._evaluation if call.purpose in ("round", EVALUATE) else None
         self._evaluation = None if evaluation is not None else self._evaluation
         blocks = {}
@@ -212,7 +212,7 @@ class Remote:
                 blocks[client] = self._pack(call, client, task if mine is not None else None, mine or {}, evaluation)
         self.bytes_down += sum(map(len, blocks.values()))
         for client in sorted(messages.keys() - present.keys()):
-            self.roll.miss(client)
+            self.membership.mark_missing(client)
             self._report(Event(call.round, "no reply", client, "it is not there"))
         patience = frozenset(present[client] for client in blocks if client not in self._suspects)
         sent = {present[client]: block for client, block in blocks.items()}
@@ -226,13 +226,13 @@ class Remote:
             except _Lost as lost:
                 if lost.what == "no reply":
                     self._suspects.add(client)
-                    self.roll.miss(client)
+                    self.membership.mark_missing(client)
                 # Who was only to be evaluated costs the round nothing.
                 told_as = (lost.what, lost.why) if client in messages else ("no evaluation", f"{lost.what}: {lost.why}")
                 self._report(Event(call.round, told_as[0], client, told_as[1]))
                 continue
             self._suspects.discard(client)
-            self.roll.heard(client, call.round)
+            self.membership.mark_replied(client, call.round)
             if client in messages:
                 replies[client] = envelope.under("reply")
             spent = envelope.header.get("epsilon")
@@ -270,7 +270,9 @@ class Remote:
         }
         return pack(header, tensors)
 
-    def _open(self, answer: bytes | Failure | None, client: int, call: Call, expected: Mapping[str, Shape]) -> Envelope:
+    def _open(
+        self, answer: bytes | Failure | None, client: int, call: Call, expected: Mapping[str, TensorSpec]
+    ) -> Envelope:
         if answer is None:
             raise _Lost("no reply", f"not within {self.terms.deadline:g} s")
         if isinstance(answer, Failure):
@@ -311,7 +313,7 @@ class Federation:
     def learn_sizes(self) -> None:
         """Take over the sizes of members that joined since."""
         engine = self.simulation.engine
-        for client, sizes in self.remote.roll.sizes.items():
+        for client, sizes in self.remote.membership.sizes.items():
             for split in engine.sizes:
                 engine.sizes[split][client] = engine.host_sizes[split][client] = sizes[split]
 
@@ -320,7 +322,7 @@ def make_federation(
     config: ExperimentConfig,
     agreement: Agreement,
     transport: Transport,
-    roll: RollCall,
+    membership: Membership,
     header: Mapping[str, Any],
     terms: Terms,
     report: Listener,
@@ -331,7 +333,7 @@ def make_federation(
     """
     members = len(agreement.members)
     sizes = {
-        split: [roll.sizes.get(client, {}).get(split, 0) for client in range(members)]
+        split: [membership.sizes.get(client, {}).get(split, 0) for client in range(members)]
         for split in ("train", "validation", "test")
     }
     population = blank_population(agreement, sizes)
@@ -359,7 +361,7 @@ def make_federation(
         common["sizes"] = sizes["train"]
     # Of the clients' first state only shapes matter here: the state itself lies at the nodes.
     replies = _ReplySchema(blank, simulation.tasks, take(begin, slice(0, 1)))
-    remote = Remote(agreement, transport, roll, common, terms, report, replies)
+    remote = Remote(agreement, transport, membership, common, terms, report, replies)
     simulation.exchange, simulation.clients = remote, ClientStates({})
     return Federation(agreement, population, simulation, remote)
 

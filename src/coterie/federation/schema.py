@@ -15,7 +15,7 @@ from coterie.algorithms.base import Message, Replies
 from coterie.config import ExperimentConfig
 from coterie.federation.agreement import Agreement
 from coterie.federation.party_data import blank_population, engine_of, fresh_row
-from coterie.federation.wire import Rejected, Shape
+from coterie.federation.wire import Rejected, TensorSpec
 from coterie.rows import Rows
 from coterie.simulation.exchange import Exchange, Request
 from coterie.simulation.simulation import Simulation
@@ -51,7 +51,7 @@ class Seen:
     task: str
     up: bool
     name: str
-    what: Shape
+    what: TensorSpec
     same: bool
 
 
@@ -76,7 +76,7 @@ class _Watched:
                 self.note(purpose, task, name, value if same else value[0], same=same)
 
     def note(self, purpose: str, task: str, name: str, value: Tensor, *, up: bool = False, same: bool = False) -> None:
-        self.seen.setdefault(Seen(purpose, task, up, name, Shape.of(value), same))
+        self.seen.setdefault(Seen(purpose, task, up, name, TensorSpec.of(value), same))
 
 
 def observe(config: ExperimentConfig, agreement: Agreement, rounds: int = 2) -> list[Seen]:
@@ -132,7 +132,7 @@ def check_message(tensors: Rows, seen: list[Seen], purpose: str, task: str, clie
         raise Rejected(f"it holds {sorted(tensors)}, but {purpose} {task!r} must hold {sorted(expected)}")
     short = max(_SHORT, clients)
     for name, what in expected.items():
-        found = Shape.of(tensors[name])
+        found = TensorSpec.of(tensors[name])
         fits = found.dtype == what.dtype and len(found.shape) == len(what.shape)
         sides = zip(found.shape, what.shape, strict=False)
         if not fits or not all(side == wanted or max(side, wanted) <= short for side, wanted in sides):

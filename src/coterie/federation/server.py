@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError, RunFolderError
 from coterie.federation.agreement import Agreement
-from coterie.federation.membership import RollCall
+from coterie.federation.membership import Membership
 from coterie.federation.remote_exchange import Federation, Terms, make_federation
 from coterie.federation.transport import Transport
 from coterie.rows import Rows
@@ -103,7 +103,7 @@ class FederatedRounds:
     def play(self, round_number: int, close: Callable[[], None]) -> float | None:
         config, simulation, remote, recorder = self.config, self.simulation, self.remote, self.recorder
         began = time.perf_counter()
-        remote.roll.call(round_number)
+        remote.membership.refresh(round_number)
         self.federation.learn_sizes()
         self._record_shares()
         cohort = draw_cohort(config.seed, round_number, self.trainers, config.participation)
@@ -137,7 +137,7 @@ class FederatedRounds:
     def state(self) -> tuple[Rows, Rows, dict[str, Any]]:
         more = {
             "counted": {str(client): token for client, token in self.remote.counted.items()},
-            "sizes": {str(client): sizes for client, sizes in self.remote.roll.sizes.items()},
+            "sizes": {str(client): sizes for client, sizes in self.remote.membership.sizes.items()},
         }
         return self.simulation.server, {}, more  # the clients' states lie at the nodes
 
@@ -160,7 +160,7 @@ class FederatedRounds:
 
     def _record_shares(self) -> None:
         """Keep what the server knows of what each member holds: sizes, and no more; of an absent one nothing."""
-        members, sizes = self.federation.agreement.members, self.remote.roll.sizes
+        members, sizes = self.federation.agreement.members, self.remote.membership.sizes
         if self.federation.agreement.privacy is not None:  # then nodes do not tell
             return
         known = {client: sizes.get(client, {}) for client in range(len(members))}
@@ -220,13 +220,13 @@ def serve(
             "algorithm": config.algorithm,
             "settings": config.plain()["settings"],
         }
-        roll = RollCall(agreement, transport, header, report, plan.deadline)
-        _gather(roll, agreement, plan)
+        membership = Membership(agreement, transport, header, report, plan.deadline)
+        _wait_for_members(membership, agreement, plan)
         before = folder.checkpoints.latest()
         for client, sizes in (before.extra["sizes"] if before is not None else {}).items():
-            roll.sizes.setdefault(int(client), sizes)  # of members that are not there now
+            membership.sizes.setdefault(int(client), sizes)  # of members that are not there now
         terms = Terms(plan.deadline, plan.minimum)
-        federation = make_federation(config, agreement, transport, roll, header, terms, report)
+        federation = make_federation(config, agreement, transport, membership, header, terms, report)
         population, simulation = federation.population, federation.simulation
         parts = Assembly(
             population=population,
@@ -295,11 +295,11 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _gather(roll: RollCall, agreement: Agreement, plan: Plan) -> None:
+def _wait_for_members(membership: Membership, agreement: Agreement, plan: Plan) -> None:
     until = time.monotonic() + plan.wait
     while True:
-        roll.call(0)
-        here = len(roll.present)
+        membership.refresh(0)
+        here = len(membership.present)
         if here == len(agreement.members):
             return
         if time.monotonic() >= until:

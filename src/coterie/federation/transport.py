@@ -1,4 +1,4 @@
-"""The face of whatever carries messages between machines: small, so that another transport can be put behind it."""
+"""What carries messages between machines: two methods, so that another transport can take Flower's place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Transport(Protocol):
         Returns
         -------
         dict of int to str
-            The transport's own number of each, with its public key in OpenSSH's form, nothing if it has none.
+            The public key of each in OpenSSH's form, empty if it has none, by the transport's own number of the node.
         """
         ...
 
@@ -44,15 +44,15 @@ class Transport(Protocol):
         Parameters
         ----------
         messages
-            By the transport's number of the node.
+            Blocks by the transport's number of the node.
         deadline
             Seconds to wait at most.
         patience
-            Nodes that are worth waiting for; for others, not much longer than these take.
+            Nodes to wait for until the deadline. Once these have replied, the others get little more time.
 
         Returns
         -------
         dict of int to bytes or Failure
-            What came; a node that did not reply in time is not in it.
+            The replies by node; a node that did not reply in time is left out.
         """
         ...

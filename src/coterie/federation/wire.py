@@ -1,7 +1,7 @@
-"""What crosses the wire: named tensors under a header, in one block of bytes that is checked on both sides.
+"""Messages on the wire: named tensors and a header, in one block of bytes that both sides check.
 
-The block is a safetensors file: a JSON header, then each tensor's numbers as they lie in a row. Nothing in it is ever
-executed. The header's metadata carries our own header (schema version, run, round, exchange and so on) as JSON.
+The block is a safetensors file: a JSON header, then the numbers of each tensor. Nothing in it is ever executed. The
+metadata of that header carries Coterie's own (schema version, run, round, exchange and so on) as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
 
 
 class Rejected(Exception):
-    """A message is not what it must be; says why in one sentence."""
+    """A message is not what it must be; the text says why, in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Envelope:
     Parameters
     ----------
     header
-        What it says of itself, of plain JSON types.
+        Fields of plain JSON types.
     tensors
         Named tensors, in the order in which they were packed.
     """
@@ -44,25 +44,14 @@ class Envelope:
     tensors: dict[str, Tensor]
 
     def under(self, prefix: str) -> dict[str, Tensor]:
-        """Give the tensors whose names begin with a prefix and a slash.
-
-        Parameters
-        ----------
-        prefix
-            The first part of the names.
-
-        Returns
-        -------
-        dict of str to Tensor
-            The tensors, by the rest of their names.
-        """
+        """Give the tensors whose names begin with a prefix and a slash, by the rest of their names."""
         start = f"{prefix}/"
         return {name.removeprefix(start): value for name, value in self.tensors.items() if name.startswith(start)}
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What a tensor must be.
+class TensorSpec:
+    """The shape and type of a tensor.
 
     Parameters
     ----------
@@ -76,19 +65,7 @@ class Shape:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, value: Tensor) -> Shape:
-        """Describe a tensor.
-
-        Parameters
-        ----------
-        value
-            The tensor.
-
-        Returns
-        -------
-        Shape
-            What it is.
-        """
+    def of(cls, value: Tensor) -> TensorSpec:
         return cls(tuple(value.shape), value.dtype)
 
     def __str__(self) -> str:
@@ -96,26 +73,16 @@ class Shape:
 
 
 def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    """Put a header and tensors into one block of bytes.
+    """Put a header of plain JSON types and tensors into one block of bytes.
 
-    Parameters
-    ----------
-    header
-        Plain JSON types.
-    tensors
-        Named tensors of any layout, on any device.
-
-    Returns
-    -------
-    bytes
-        The block; a number that is not finite, or a type that does not travel, is :class:`Rejected`.
+    A number that is not finite, or a type that cannot be sent, is :class:`Rejected`.
     """
     _check_numbers(tensors)
     plain: dict[str, Tensor] = {}
     same: dict[str, str] = {}
     places: dict[object, str] = {}
     for name, value in tensors.items():
-        # One piece of memory under two names, such as a model to train from and to evaluate, travels once.
+        # Memory that goes under two names, such as a model to train from and to evaluate, is sent once.
         place = (value.data_ptr(), value.dtype, value.shape, value.stride(), str(value.device))
         twin = places.setdefault(place, name) if value.numel() else name
         if twin != name:
@@ -128,24 +95,9 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def unpack(block: bytes, limit: int) -> Envelope:
-    """Take a block of bytes apart, trusting nothing in it.
+    """Take a block of bytes apart, trusting nothing in it; every number of the result is finite.
 
-    Parameters
-    ----------
-    block
-        What arrived.
-    limit
-        Bytes that it may have at most.
-
-    Returns
-    -------
-    Envelope
-        Header and tensors; every number is finite.
-
-    Raises
-    ------
-    Rejected
-        If it is too large, damaged, of another schema version, or holds a number that is not finite.
+    A block that has more than ``limit`` bytes, is damaged or has another schema version is :class:`Rejected`.
     """
     if len(block) > limit:
         raise Rejected(f"it has {len(block)} bytes, but may have {limit} at most")
@@ -180,68 +132,31 @@ def _sources(order: object, same: object, loaded: Mapping[str, Tensor]) -> dict[
     raise Rejected("its header does not name its tensors")
 
 
-def check(tensors: Mapping[str, Tensor], expected: Mapping[str, Shape]) -> None:
-    """See that tensors have exactly the expected names, shapes and types.
-
-    Parameters
-    ----------
-    tensors
-        What came.
-    expected
-        What must come.
-
-    Raises
-    ------
-    Rejected
-        If they differ.
-    """
+def check(tensors: Mapping[str, Tensor], expected: Mapping[str, TensorSpec]) -> None:
+    """Reject tensors that do not have exactly the expected names, shapes and types."""
     if tensors.keys() != expected.keys():
         raise Rejected(f"it holds {sorted(tensors)}, but must hold {sorted(expected)}")
     for name, shape in expected.items():
-        found = Shape.of(tensors[name])
+        found = TensorSpec.of(tensors[name])
         if found != shape:
             raise Rejected(f"{name!r} is {found}, but must be {shape}")
 
 
 def check_header(header: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """See that a header says what it must.
-
-    Parameters
-    ----------
-    header
-        What came.
-    expected
-        Fields with the values that they must have.
-
-    Raises
-    ------
-    Rejected
-        If a field differs.
-    """
+    """Reject a header whose fields do not have the expected values."""
     for field, value in expected.items():
         if header.get(field) != value:
             raise Rejected(f"its {field} is {header.get(field)!r}, but must be {value!r}")
 
 
 def payload(tensors: Mapping[str, Tensor]) -> int:
-    """Count the bytes of the numbers alone.
-
-    Parameters
-    ----------
-    tensors
-        The tensors.
-
-    Returns
-    -------
-    int
-        Bytes.
-    """
+    """Count the bytes of the numbers alone."""
     return sum(math.prod(value.shape) * value.element_size() for value in tensors.values())
 
 
 def _check_numbers(tensors: Mapping[str, Tensor]) -> None:
     for name, value in tensors.items():
         if value.dtype not in _DTYPES:
-            raise Rejected(f"{name!r} is of type {value.dtype}, which does not travel")
+            raise Rejected(f"{name!r} is of type {value.dtype}, which cannot be sent")
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise Rejected(f"{name!r} holds a number that is not finite")

@@ -1,6 +1,8 @@
-"""Flower as a transport: the only place that imports ``flwr``.
+"""Flower as a transport: the only package that imports ``flwr``.
 
-Flower brings the SuperLink, the SuperNodes, TLS, authentication and delivery; here are thin adapters from its message
-API to blocks of bytes, the processes' command lines, the gate in front of the SuperLink, what answers a node's messages
-and what starts a run's process.
+Flower brings the SuperLink (the server's program), the SuperNodes (the nodes' programs), TLS, authentication and
+delivery. Here are adapters from its message API to blocks of bytes (``apps``, ``messages``), the programs' command
+lines (``processes``), the gate in front of the SuperLink (``gate``, ``superlink``), what answers a node's messages
+(``executor``) and what starts a run's process (``launcher``). ``_internals`` is the only module that imports more of
+Flower than its public face.
 """

@@ -1,4 +1,4 @@
-"""From Flower's apps to functions on blocks of bytes."""
+"""Flower's grid as a transport, and the two apps that a submitted run names."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.federation.flower.certificates import open_ssh
+from coterie.federation.flower._internals import NODE_AWAY
+from coterie.federation.flower.certificates import to_openssh
 from coterie.federation.flower.messages import block_of, content_of
 from coterie.federation.transport import Failure, Transport
 
 Settings = Mapping[str, str | int | float | bool]
 
 _ACTION = "query"
-_POLL, _SELDOM = 0.5, 2.0  # seconds between looks, growing with the wait: each costs the SuperLink some work
-_GONE = (3, 4, 5)  # Flower's codes for a message, a reply or a node that is not available
-_LOOK = 5.0  # seconds after which to see whether nodes were restarted
+_POLL, _LONGEST_POLL = 0.5, 2.0  # seconds between polls, growing with the wait: each costs the SuperLink some work
+_RESTARTS = 5.0  # seconds between checks for nodes that were restarted
 _GRACE = 5.0  # seconds that a node that was late before gets beyond twice what the others took
 
 
@@ -35,34 +35,11 @@ class FlowerGrid:
         self._grid = grid
 
     def nodes(self) -> dict[int, str]:
-        """List the nodes that are connected.
-
-        Returns
-        -------
-        dict of int to str
-            Flower's numbers of them, with their public keys in OpenSSH's form.
-        """
-        return {int(node.node_id): open_ssh(node.public_key) for node in self._grid.get_nodes()}
+        return {int(node.node_id): to_openssh(node.public_key) for node in self._grid.get_nodes()}
 
     def exchange(
         self, messages: Mapping[int, bytes], deadline: float, patience: frozenset[int]
     ) -> dict[int, bytes | Failure]:
-        """Send each node its message and wait for the replies; see :class:`~coterie.federation.transport.Transport`.
-
-        Parameters
-        ----------
-        messages
-            By Flower's number of the node.
-        deadline
-            Seconds to wait at most.
-        patience
-            Nodes that are worth waiting for.
-
-        Returns
-        -------
-        dict of int to bytes or Failure
-            What came in time.
-        """
         began = looked = time.monotonic()
         active = self._activations()
         waiting: dict[str, int] = {}
@@ -77,7 +54,7 @@ class FlowerGrid:
                 if node >= 0:
                     replies[node] = _failure(reply) if reply.has_error() else block_of(reply)
                     waiting = {identifier: other for identifier, other in waiting.items() if other != node}
-            if waiting and time.monotonic() - looked > _LOOK:
+            if waiting and time.monotonic() - looked > _RESTARTS:
                 looked, before, active = time.monotonic(), active, self._activations()
                 for node in set(waiting.values()) & active.keys():
                     if active[node] != before.setdefault(node, active[node]):
@@ -86,7 +63,7 @@ class FlowerGrid:
             if waiting and patience and not patience & set(waiting.values()):
                 until = min(until, began + 2 * (time.monotonic() - began) + _GRACE)
                 patience = frozenset()  # what is left gets no further reprieve
-            time.sleep(min(max(_POLL, (time.monotonic() - began) / 20), _SELDOM))
+            time.sleep(min(max(_POLL, (time.monotonic() - began) / 20), _LONGEST_POLL))
         return replies
 
     def _push(self, node: int, block: bytes, deadline: float) -> dict[str, int]:
@@ -99,18 +76,7 @@ class FlowerGrid:
 
 
 def server_app(serve: Callable[[Transport, Settings], None]) -> ServerApp:
-    """Make Flower's ServerApp of a function that serves over a transport.
-
-    Parameters
-    ----------
-    serve
-        Called with the transport and the run's settings.
-
-    Returns
-    -------
-    ServerApp
-        What SuperLink runs.
-    """
+    """Make a ServerApp that calls a function with a transport and the run's settings."""
     app = ServerApp()
 
     @app.main()
@@ -121,18 +87,7 @@ def server_app(serve: Callable[[Transport, Settings], None]) -> ServerApp:
 
 
 def client_app(reason: str) -> ClientApp:
-    """Make a Flower ClientApp that refuses: nodes of ours answer by :mod:`coterie.federation.flower.executor`.
-
-    Parameters
-    ----------
-    reason
-        What a node that runs it replies.
-
-    Returns
-    -------
-    ClientApp
-        What a SuperNode with Flower's own executor would run.
-    """
+    """Make a ClientApp that refuses: Coterie's nodes answer by :mod:`coterie.federation.flower.executor` instead."""
     app = ClientApp()
 
     @app.query()
@@ -144,4 +99,4 @@ def client_app(reason: str) -> ClientApp:
 
 def _failure(message: Message) -> Failure:
     reason = " ".join(str(message.error.reason or "").split())
-    return Failure(f"Flower's error {message.error.code}: {reason[:300]}", gone=message.error.code in _GONE)
+    return Failure(f"Flower's error {message.error.code}: {reason[:300]}", gone=message.error.code in NODE_AWAY)

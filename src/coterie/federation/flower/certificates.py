@@ -17,30 +17,14 @@ _PEM = serialization.Encoding.PEM
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read.
-
-    Parameters
-    ----------
-    path
-        The file, which must not be there yet.
-    content
-        What to write.
-    """
+    """Write a new file that only its owner may read."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
 
 
 def make_authority(folder: Path, days: int = 365) -> None:
-    """Make a certificate authority: ``ca.crt`` and ``ca.key``.
-
-    Parameters
-    ----------
-    folder
-        Where.
-    days
-        How long it is valid.
-    """
+    """Make a certificate authority: ``ca.crt`` and ``ca.key``."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = _named("Coterie try-out authority")
     constraints = x509.BasicConstraints(ca=True, path_length=0)
@@ -52,19 +36,7 @@ def make_authority(folder: Path, days: int = 365) -> None:
 
 
 def make_server_certificate(folder: Path, authority: Path, hosts: list[str], days: int = 365) -> None:
-    """Make a server's certificate: ``server.crt`` and ``server.key``.
-
-    Parameters
-    ----------
-    folder
-        Where.
-    authority
-        The folder of the certificate authority that signs it.
-    hosts
-        Names and addresses by which the server is reached.
-    days
-        How long it is valid.
-    """
+    """Make a certificate for names and addresses of a server: ``server.crt`` and ``server.key``."""
     ca = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
     signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
@@ -85,20 +57,7 @@ def make_server_certificate(folder: Path, authority: Path, hosts: list[str], day
 
 
 def make_node_key(folder: Path, comment: str) -> str:
-    """Make a node's key pair: ``node.key`` and ``node.key.pub``.
-
-    Parameters
-    ----------
-    folder
-        Where.
-    comment
-        What to call the key.
-
-    Returns
-    -------
-    str
-        The public key, as OpenSSH writes it.
-    """
+    """Make a node's key pair, ``node.key`` and ``node.key.pub``; give the public key as OpenSSH writes it."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     write_secret(folder / "node.key", _private(key, serialization.PrivateFormat.OpenSSH))
@@ -107,19 +66,8 @@ def make_node_key(folder: Path, comment: str) -> str:
     return text
 
 
-def open_ssh(key: bytes) -> str:
-    """Give a public key as OpenSSH writes it.
-
-    Parameters
-    ----------
-    key
-        The key as Flower holds it.
-
-    Returns
-    -------
-    str
-        The key, nothing if there is none.
-    """
+def to_openssh(key: bytes) -> str:
+    """Give a public key, stored as a SuperLink does, in OpenSSH's form; empty if it is none."""
     if not key:
         return ""
     try:

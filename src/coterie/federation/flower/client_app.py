@@ -1,4 +1,4 @@
-"""The client app that a submitted run must name; our nodes never run it."""
+"""The client app that a submitted run must name; Coterie's nodes never run it."""
 
 from __future__ import annotations
 

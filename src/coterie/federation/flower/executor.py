@@ -1,8 +1,8 @@
-"""What answers a node's messages: one process that stays, in the place of Flower's executor.
+"""Answers a node's messages: one process that stays, in the place of Flower's executor.
 
-Flower's own executor installs the app that came with a run and starts a new process of it for every message: more than
-a second of work each time, and whoever can submit an app to the server has it run at every node. A SuperNode in its
-isolation mode ``process`` leaves that to somebody else, and here that is Coterie: the message's block goes to a
+Flower's own executor installs the app that came with a run and starts a new process of it for every message. That costs
+more than a second each time, and whoever can submit an app to the server has it run at every node. A SuperNode in its
+isolation mode ``process`` leaves this to another program, and here that is Coterie: the message's block goes to a
 function, the reply's block goes back, and nothing that was sent is ever executed.
 """
 
@@ -10,41 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import httpx
-from flwr.app import Context, Error, Message
-from flwr.common.constant import ErrorCode, SubStatus
-from flwr.common.serde import context_from_proto
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    SendTaskHeartbeatRequest,
-)
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_and_inflate_object_from_tree
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
+from flwr.app import Error, Message
 
 from coterie.errors import ConfigError
 from coterie.federation.flower import processes
+from coterie.federation.flower._internals import NODE_RAISED, MessageTask, messages_of
 from coterie.federation.flower.messages import block_of, content_of
 from coterie.federation.transport import Failure
 
 _log = logging.getLogger(__name__)
-_PAUSE, _SELDOM = 0.2, 5.0  # seconds between looks for a message, and for one that stays incomplete
-_PATIENCE = 7200.0  # seconds to look for what is missing of a message
+_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds between looks for a message, growing where one stays incomplete
+_PATIENCE = 7200.0  # seconds after which an incomplete message is given up
+_HEARTBEAT = 10.0  # seconds between heartbeats; a task without one for a minute counts as abandoned
 
 
 class Executor:
@@ -53,47 +36,35 @@ class Executor:
     Parameters
     ----------
     address
-        Where the SuperNode offers its tasks, on this machine, as ``127.0.0.1:9094``.
+        Where the SuperNode offers its messages, on this machine, as ``127.0.0.1:9094``.
     handle
         From a message's block to the reply's.
     """
 
     def __init__(self, address: str, handle: Callable[[bytes], bytes]) -> None:
-        self._address, self._handle = address, handle
-        self._client = self._connect()
-        self._waiting: list[_Task] = []
+        self._handle = handle
+        self._messages = messages_of(address)
+        self._claimed: list[_Claimed] = []
 
     def once(self) -> bool:
-        """Answer the messages that are there.
-
-        Returns
-        -------
-        bool
-            Whether there was one.
-        """
+        """Answer the messages that are there; say whether there was one."""
         try:
-            found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-            if found.token:
-                self._waiting.append(_Task(self._connect(found.token)))
+            task = self._messages.claim()
+            if task is not None:
+                self._claimed.append(_Claimed(task))
         except httpx.HTTPError as error:  # the SuperNode is starting or ending
             _log.debug("the SuperNode does not answer: %s", error)
-        # A SuperNode offers a message before it has all of it, and may never have where its run ended meanwhile. Such a
-        # one must not hold up the others.
-        done = [task for task in self._waiting if task.due and task.attempt(self._reply)]
-        self._waiting = [task for task in self._waiting if task not in done]
+        # A SuperNode offers a message before it has all of it, and never gets the rest where its run ended meanwhile.
+        # Such a message must not hold up the others.
+        done = [each for each in self._claimed if each.is_due and each.attempt(self._reply)]
+        self._claimed = [each for each in self._claimed if each not in done]
         return bool(done)
 
     def close(self) -> None:
-        """Let go of the SuperNode."""
-        for task in self._waiting:
-            task.end(SubStatus.FAILED, "the node ended")
-        self._client.close()
-
-    def _connect(self, token: str | None = None) -> RuntimeHttpClient:
-        # Without a retry invoker: Flower's ends the process where the SuperNode refuses, and this process stays.
-        version = RuntimeVersionHttpInterceptor("flwr-clientapp")
-        interceptors = (version,) if token is None else (version, RuntimeTokenHttpInterceptor(token))
-        return RuntimeHttpClient.from_server_address(self._address, True, None, interceptors)
+        """Give up what is incomplete, and disconnect from the SuperNode."""
+        for each in self._claimed:
+            each.give_up("the node ended")
+        self._messages.close()
 
     def _reply(self, message: Message) -> Message:
         """Reply in any case: a SuperNode that has handed a message on does nothing else until it has the reply."""
@@ -102,113 +73,70 @@ class Executor:
             if not isinstance(block, Failure):
                 return Message(content_of(self._handle(block)), reply_to=message)
             reason = block.reason
-        except Exception as error:  # only the kind: its text might quote data
+        except Exception as error:  # only the error's type: its text might quote data
             _log.exception("a message could not be answered")
             reason = f"a {type(error).__name__} was raised"
-        return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
+        return Message(Error(code=NODE_RAISED, reason=reason), reply_to=message)
 
 
-class _Task:
-    """A message that is to be answered, from its claim to its end."""
+class _Claimed:
+    """A message that this process has claimed, with heartbeats from the claim to the end."""
 
-    def __init__(self, client: RuntimeHttpClient) -> None:
-        self._client = client
-        self._heart = HeartbeatSender(lambda: _beat(client))
-        self._heart.start()
+    def __init__(self, task: MessageTask) -> None:
+        self._task = task
         self._began = self._next = time.monotonic()
-        self._context: Context | None = None
-        self._tree: ObjectTree | None = None
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heart.start()
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         return time.monotonic() >= self._next
 
     def attempt(self, reply: Callable[[Message], Message]) -> bool:
         """Answer the message if it is complete; say whether there is nothing left to do."""
         try:
-            message = self._message()
-            if message is None and time.monotonic() - self._began < _PATIENCE:
+            message = self._task.message()
+            if message is None:
                 waited = time.monotonic() - self._began
-                self._next = time.monotonic() + min(max(_PAUSE, waited / 2), _SELDOM)
-                return False
-            if message is None or self._context is None:
-                self.end(SubStatus.FAILED, "the message was never complete")
+                if waited < _PATIENCE:
+                    self._next = time.monotonic() + min(max(_PAUSE, waited / 2), _LONGEST_PAUSE)
+                    return False
+                self.give_up("the message was never complete")
                 return True
-            push_message(self._client, reply(message), self._context)
-            self.end(SubStatus.COMPLETED, "")
+            self._task.reply(reply(message))
+            self._end(self._task.complete)
         except Exception as error:  # the SuperNode is ending, or gave the message up; there may be others
             _log.warning("a message could not be answered: %s", error)
-            self.end(SubStatus.FAILED, "the message could not be answered")
+            self.give_up("the message could not be answered")
         return True
 
-    def end(self, status: str, details: str) -> None:
+    def give_up(self, reason: str) -> None:
+        self._end(lambda: self._task.fail(reason))
+
+    def _end(self, report: Callable[[], None]) -> None:
         try:
-            push_task_output(self._client, self._context, status, details)
+            report()
+        except Exception as error:  # it finds out by the heartbeats that stop
+            _log.debug("the SuperNode could not be told how a message ended: %s", error)
         finally:
-            self._heart.stop()
-            self._client.close()
+            self._ended.set()
+            self._heart.join()
+            self._task.close()
 
-    def _message(self) -> Message | None:
-        if self._context is None:
-            self._context = context_from_proto(self._client.PullTaskInput(PullTaskInputRequest()).context)
-        if self._tree is None:
-            found = self._client.PullMessages(PullAppMessagesRequest())
-            if not found.messages_list:
-                return None
-            self._tree = found.message_object_trees[0]
-        node, run = Node(node_id=self._context.node_id), self._context.run_id
-        pull = make_pull_object_fn_protobuf(self._client.PullObject, node, run)
-        confirm = make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, node, run)
-
-        def pull_now(name: str) -> bytes:
-            try:
-                return pull(name)
-            except ObjectUnavailableError as error:
-                raise _Incomplete from error
-
-        try:
-            message = pull_and_inflate_object_from_tree(self._tree, pull_now, confirm, return_type=Message)
-        except _Incomplete:
-            return None
-        message.metadata.__dict__["_message_id"] = self._tree.object_id  # which a message does not know itself
-        return message
-
-
-class _Incomplete(Exception):
-    """Not all of the message is there: otherwise than Flower's own exception, of which it would wait for the end."""
-
-
-def _beat(client: RuntimeHttpClient) -> bool:
-    """Say that the task is still worked on. Flower's own beat interrupts this process where nobody waits any more."""
-    try:
-        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-    except httpx.HTTPError:
-        return False
-    return True
+    def _beat(self) -> None:
+        while not self._ended.is_set():
+            with contextlib.suppress(httpx.HTTPError):  # the next may come through
+                self._task.heartbeat()
+            self._ended.wait(_HEARTBEAT)
 
 
 def run_node(
     command: Sequence[str], env: Mapping[str, str], log: Path, port: int, handle: Callable[[bytes], bytes]
 ) -> None:
-    """Run a SuperNode and answer its messages, until it ends or this process is interrupted.
+    """Run a SuperNode that offers its messages at a port, and answer them until this process is interrupted.
 
-    Parameters
-    ----------
-    command
-        The SuperNode's command line.
-    env
-        Its environment.
-    log
-        The file for its output.
-    port
-        The port at which it offers messages.
-    handle
-        From a message's block to the reply's.
-
-    Raises
-    ------
-    ConfigError
-        If the SuperNode ends by itself.
+    A SuperNode that ends by itself is a :class:`~coterie.errors.ConfigError` with the reason that its log gives.
     """
     process = processes.start(command, env, log)
     try:

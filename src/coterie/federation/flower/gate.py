@@ -1,9 +1,9 @@
 """The gate in front of a SuperLink: lets the nodes' calls through and nothing else.
 
-Flower serves the nodes' calls, the calls that submit code and list runs, and its own processes' calls on one port, and
-asks for no login on the second. So the SuperLink listens on this machine alone, and the port that nodes reach is the
-gate's: of all paths it forwards those of the nodes, whose calls Flower authenticates by their keys. In production any
-reverse proxy that forwards only ``/v1/fleet/`` does the same.
+On one port, Flower serves the nodes' calls, the calls that submit code and list runs, and the calls of its own
+processes, and it asks for no login on the second kind. So the SuperLink listens on this machine alone, and the port
+that nodes reach is the gate's. It forwards the nodes' paths only, and Flower authenticates each of these calls by the
+node's key. In production any reverse proxy that forwards only ``/v1/fleet/`` does the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 import httpx
 
-_NODES = re.compile(r"/v1/fleet/[a-z-]+")
+from coterie.federation.flower._internals import NODES_PATH
+
+_NODES = re.compile(re.escape(NODES_PATH) + "[a-z-]+")
 _NOT_FORWARDED = {b"host", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade", b"te", b"trailer"}
 
 Scope = MutableMapping[str, Any]

@@ -18,7 +18,7 @@ from coterie.errors import ConfigError
 
 # On Linux a process can ask for a signal when its parent dies (PR_SET_PDEATHSIG is 1). Without it a SuperNode whose
 # parent was killed would go on, answer nothing and keep its key busy; a SuperLink would keep its port.
-_TIED = """\
+_END_WITH_PARENT = """\
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
@@ -27,20 +27,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def environment(home: Path, threads: int = 1) -> dict[str, str]:
-    """Give the environment of everything that is started: Flower must neither phone home nor install anything.
-
-    Parameters
-    ----------
-    home
-        Flower's own folder, one for each party.
-    threads
-        CPU threads.
-
-    Returns
-    -------
-    dict of str to str
-        The environment.
-    """
+    """Give the environment of everything that is started: Flower must neither phone home nor install anything."""
     beside = str(Path(sys.executable).parent)
     return {
         **os.environ,
@@ -55,7 +42,7 @@ def environment(home: Path, threads: int = 1) -> dict[str, str]:
 
 
 def avoid_proxies() -> None:
-    """Have this process's own calls to others on this machine go through no proxy."""
+    """Let this process call others on this machine without a proxy."""
     os.environ["NO_PROXY"] = _no_proxy()
 
 
@@ -64,42 +51,22 @@ def _no_proxy() -> str:
     return others if "127.0.0.1" in others.split(",") else ",".join(filter(None, [others, "127.0.0.1"]))
 
 
-def inside(folder: Path) -> Path:
-    """Say where the certificates lie that the gate and Flower's own processes use among themselves.
+def internal_certificates(folder: Path) -> Path:
+    """Give the folder of the certificates that the gate and Flower's own processes use among themselves.
 
-    Parameters
-    ----------
-    folder
-        The server's folder.
-
-    Returns
-    -------
-    Path
-        A folder in it: the certificate that nodes see is for the server's public name, not for this machine.
+    The certificate that nodes see is for the server's public name, not for this machine.
     """
     return folder / "inside"
 
 
 def superlink(port: int, folder: Path) -> list[str]:
-    """Give the command line of a SuperLink that only this machine reaches, and that starts no app itself.
-
-    Parameters
-    ----------
-    port
-        Its port.
-    folder
-        The server's folder, with its certificates; Flower's state goes there too.
-
-    Returns
-    -------
-    list of str
-        The command line.
-    """
+    """Give the command line of a SuperLink that only this machine reaches, and that starts no app itself."""
+    inner = internal_certificates(folder)
     return [
         _program("flower-superlink"),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--ssl-ca-certfile", str(inside(folder) / "ca.crt")),
-        *("--ssl-certfile", str(inside(folder) / "server.crt"), "--ssl-keyfile", str(inside(folder) / "server.key")),
+        *("--ssl-ca-certfile", str(inner / "ca.crt")),
+        *("--ssl-certfile", str(inner / "server.crt"), "--ssl-keyfile", str(inner / "server.key")),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         *("--isolation", "process", "--database", str(folder / "superlink.db")),
     ]
@@ -108,19 +75,7 @@ def superlink(port: int, folder: Path) -> list[str]:
 def serverapp(address: str, ca: Path, token: Path) -> list[str]:
     """Give the command line of the process that runs a submitted app's server half.
 
-    Parameters
-    ----------
-    address
-        The SuperLink's address, as ``127.0.0.1:9093``.
-    ca
-        The certificate of the authority that signed the SuperLink's.
-    token
-        The file with the token under which the run was claimed.
-
-    Returns
-    -------
-    list of str
-        The command line.
+    ``token`` is the file with the token of the task that was claimed for it.
     """
     return [
         _program("flwr-serverapp"),
@@ -129,24 +84,7 @@ def serverapp(address: str, ca: Path, token: Path) -> list[str]:
 
 
 def supernode(address: str, ca: Path, key: Path | None, port: int) -> list[str]:
-    """Give the command line of a SuperNode that runs no app itself: it offers messages at a port of this machine.
-
-    Parameters
-    ----------
-    address
-        Where the server's gate is, as ``host:port``.
-    ca
-        The certificate of the authority that signed the server's.
-    key
-        The node's private key.
-    port
-        A port on this machine, for :class:`~coterie.federation.flower.executor.Executor`.
-
-    Returns
-    -------
-    list of str
-        The command line.
-    """
+    """Give the command line of a SuperNode that runs no app itself: it offers messages at a port of this machine."""
     return [
         _program("flower-supernode"),
         *("--superlink", address, "--root-certificates", str(ca)),
@@ -156,23 +94,8 @@ def supernode(address: str, ca: Path, key: Path | None, port: int) -> list[str]:
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process in a group of its own, its output in a file; on Linux it ends when this one does.
-
-    Parameters
-    ----------
-    command
-        The command line.
-    env
-        The environment.
-    log
-        The file.
-
-    Returns
-    -------
-    subprocess.Popen
-        The process.
-    """
-    tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())] if sys.platform == "linux" else []
+    """Start a process in a group of its own, its output in a file; on Linux it ends when this one does."""
+    tied = [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid())] if sys.platform == "linux" else []
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         return subprocess.Popen(
@@ -181,15 +104,7 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> subproce
 
 
 def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """Stop a process that :func:`start` started, and everything that it started.
-
-    Parameters
-    ----------
-    process
-        The process.
-    patience
-        Seconds until it is killed; Flower's helpers linger.
-    """
+    """Stop a process and everything that it started; what is left after so many seconds is killed."""
     groups = _groups(process.pid)
     for number, wait in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
         groups |= _groups(process.pid)
@@ -229,18 +144,7 @@ def _is_there(group: int) -> bool:
 
 
 def free_port() -> int:
-    """Find a port of this machine that nobody listens on.
-
-    Returns
-    -------
-    int
-        The port.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
+    """Find a port of this machine on which nothing listens."""
     # Below those that systems give to outgoing calls: one of these may be taken again before it is listened on.
     for _ in range(1000):
         port = 20000 + secrets.randbelow(12000)
@@ -251,26 +155,7 @@ def free_port() -> int:
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, log: Path, seconds: float = 180.0) -> None:
-    """Wait until somebody listens on a port of this machine.
-
-    Parameters
-    ----------
-    port
-        The port.
-    process
-        Who should.
-    what
-        What it is called, for the error message.
-    log
-        The file with its output, for the error message.
-    seconds
-        How long to wait.
-
-    Raises
-    ------
-    ConfigError
-        If the process ends before, or nobody listens in time.
-    """
+    """Wait until a process listens on a port of this machine; ``what`` it is and its log are for the error message."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if process.poll() is not None:
@@ -282,27 +167,10 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, log: P
 
 
 def how_it_ended(what: str, process: subprocess.Popen[bytes], log: Path) -> str:
-    """Say how a process ended by itself, with the reason that its log gives.
+    """Say in one sentence how a program of Flower's ended by itself, with the reason that its log gives."""
+    from coterie.federation.flower._internals import reason_of_exit  # here, as importing Flower takes seconds
 
-    Parameters
-    ----------
-    what
-        What it is called.
-    process
-        The process.
-    log
-        The file with its output.
-
-    Returns
-    -------
-    str
-        One sentence.
-    """
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    # Flower writes "Exit Code: 305", the reason in a few lines, and a pointer to its documentation.
-    _, found, rest = text.rpartition("Exit Code:")
-    lines = rest.partition("For more information")[0].splitlines()[1:] if found else []
-    reason = " ".join(" ".join(lines).split())
+    reason = reason_of_exit(log.read_text(encoding="utf-8", errors="replace") if log.exists() else "")
     return f"the {what} ended with code {process.returncode}{f' ({reason})' if reason else ''}: see {log}"
 
 

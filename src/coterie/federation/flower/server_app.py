@@ -1,4 +1,4 @@
-"""What a SuperLink runs: ``coterie.federation.flower.server_app:app``."""
+"""The server app that a submitted run names: ``coterie.federation.flower.server_app:app``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from coterie.federation.flower.apps import Settings, server_app
 from coterie.federation.server import Plan, serve
 from coterie.federation.transport import Transport
 from coterie.runs.storage.atomic_files import write_text
+from coterie.yaml_file import read_yaml
 
 
 def _serve(transport: Transport, settings: Settings) -> None:
     plan_file, out = Path(str(settings["plan"])), Path(str(settings["out"]))
     try:
-        plan = options.make(Plan, agreement.read_yaml(plan_file), "plan")
+        plan = options.make(Plan, read_yaml(plan_file), "plan")
         serve(agreement.read(Path(str(settings["federation"]))), transport, plan, out, listener=print, watch=_tell)
-    except Interrupted:  # whoever stopped it knows
+    except Interrupted:  # whoever stopped the run knows
         raise
     except Exception as error:
-        # Flower keeps an app's errors in its own log; whoever waits for the run reads them here.
+        # Flower writes an app's errors to its own log; `coterie federate run` waits for this file and shows it.
         write_text(plan_file.with_suffix(".error"), " ".join(f"{error}".split()) + "\n")
         raise
 

@@ -20,23 +20,11 @@ from coterie.federation.flower.launcher import launching
 
 @contextlib.contextmanager
 def superlink(folder: Path, port: int, keys: Mapping[str, str]) -> Iterator[None]:
-    """Run a SuperLink that knows some nodes' keys, and whatever runs need.
+    """Run a SuperLink that lets in nodes with these keys only, and the launcher of its runs, while the context is open.
 
-    Parameters
-    ----------
-    folder
-        The server's folder, with its certificates.
-    port
-        Its port, on this machine alone.
-    keys
-        Public keys of the nodes in OpenSSH's form, by the members' names; no others are let in.
-
-    Yields
-    ------
-    None
-        While it runs.
+    ``keys`` are public keys in OpenSSH's form, by the members' names.
     """
-    home, address, ca = folder / "flower", f"127.0.0.1:{port}", processes.inside(folder) / "ca.crt"
+    home, address, ca = folder / "flower", f"127.0.0.1:{port}", processes.internal_certificates(folder) / "ca.crt"
     env = processes.environment(home)
     processes.avoid_proxies()
     log = folder / "superlink.log"
@@ -44,7 +32,7 @@ def superlink(folder: Path, port: int, keys: Mapping[str, str]) -> Iterator[None
     try:
         processes.wait_for_port(port, process, "SuperLink", log)
         control = Control(folder, port)
-        control.clear()
+        control.stop_unfinished()
         control.enrol(keys)
         with launching(address, ca, env, folder):
             yield
@@ -53,27 +41,8 @@ def superlink(folder: Path, port: int, keys: Mapping[str, str]) -> Iterator[None
 
 
 def run_gate(folder: Path, host: str, port: int, superlink_port: int, ready: Callable[[], None]) -> None:
-    """Run the gate until the process is told to stop.
-
-    Parameters
-    ----------
-    folder
-        The server's folder, with its certificates.
-    host
-        Where to listen.
-    port
-        On which port.
-    superlink_port
-        The SuperLink's, on this machine.
-    ready
-        Called when nodes can connect.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot listen there.
-    """
-    gate = Gate(f"https://127.0.0.1:{superlink_port}", str(processes.inside(folder) / "ca.crt"))
+    """Run the gate until the process is told to stop; ``ready`` is called once nodes can connect."""
+    gate = Gate(f"https://127.0.0.1:{superlink_port}", str(processes.internal_certificates(folder) / "ca.crt"))
     config = uvicorn.Config(
         gate,
         host=host,

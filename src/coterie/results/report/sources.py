@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.config import read_yaml
 from coterie.errors import CoterieError, RunFolderError
 from coterie.results import Result, RunSet
 from coterie.results.unfinished import so_far
 from coterie.runs.storage import events
 from coterie.runs.storage.atomic_files import read_json
 from coterie.runs.storage.events import Event
+from coterie.yaml_file import read_yaml
 
 Reader = Callable[[Path], None]
 """Told of each run before it is read."""

@@ -26,7 +26,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from coterie import api
-from coterie.config import read_yaml
 from coterie.errors import ConfigError, Interrupted, RunFolderError
 from coterie.results import At, Result
 from coterie.rows.distributed import launched
@@ -38,6 +37,7 @@ from coterie.studies.comparison.standings import Standings, standings
 from coterie.studies.comparison.workers import Play, in_turn, side_by_side
 from coterie.studies.comparison.writers import csv_text, latex, markdown
 from coterie.tracking import make_all
+from coterie.yaml_file import read_yaml
 
 _PLAN, _RUNS, _DIVERGED = "plan.yaml", "runs", "diverged.json"
 

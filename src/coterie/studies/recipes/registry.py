@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.config import read_yaml
 from coterie.errors import ConfigError, UnknownName
 from coterie.studies.recipes.checks import parse
 from coterie.studies.recipes.schema import Recipe
+from coterie.yaml_file import read_yaml
 
 BOOK = Path(__file__).parent / "book"
 """The folder of the recipes' files."""

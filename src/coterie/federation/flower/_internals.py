@@ -1,0 +1,307 @@
+"""Everything of Flower's that is not its public face (``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp``).
+
+Flower has no public way to answer a SuperNode's messages from a process that stays, to start the process of a run, or
+to submit runs and list nodes from Python. Its own programs do so with the parts that are imported here. No other module
+of Coterie imports them, and ``tests/federation/test_flower_internals.py`` says of each what Coterie relies on: to try
+another version of Flower, run that test first.
+
+A call to a SuperLink or a SuperNode that fails raises ``httpx.HTTPError``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Generic, NamedTuple, Self, TypeVar
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Context, Message, Metadata
+from flwr.app.message import make_message
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, ErrorCode, Status, SubStatus
+from flwr.common.serde import context_from_proto, fab_to_proto, user_config_to_proto
+from flwr.common.serde_utils import metadata_from_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import NodeStatus, TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_and_inflate_object_from_tree
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from flwr.supernode.runtime.run_clientapp import push_message
+
+NODE_RAISED: int = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+"""The code of a reply in which a node says that it could not answer."""
+
+NODE_AWAY: tuple[int, ...] = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
+"""The codes of the replies that Flower makes up for a message, a reply or a node that is not available."""
+
+NODES_PATH = "/v1/fleet/"
+"""What the paths of the calls begin with that a SuperNode makes to a SuperLink."""
+
+
+class Task:
+    """A task that this process has claimed: the server's half of a run at a SuperLink, a message at a SuperNode.
+
+    Whoever has the token may make calls about the task.
+    """
+
+    def __init__(self, run: int, token: str, client: RuntimeHttpClient) -> None:
+        self.run, self.token, self._client = run, token, client
+
+    def heartbeat(self) -> None:
+        """Say that the task is still worked on; without this for a minute, it is offered to others again."""
+        self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    def complete(self) -> None:
+        self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
+
+    def fail(self, reason: str) -> None:
+        self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=reason))
+
+    def close(self) -> None:
+        """Close the connection; the task itself stays as it is."""
+        self._client.close()
+
+
+class MessageTask(Task):
+    """A message that a SuperNode received and that is to be answered."""
+
+    def __init__(self, run: int, token: str, client: RuntimeHttpClient) -> None:
+        super().__init__(run, token, client)
+        self._context: Context | None = None
+        self._head: tuple[Metadata, ObjectTree] | None = None
+
+    def message(self) -> Message | None:
+        """Give the message, or None while the SuperNode does not have all of it yet."""
+        if self._context is None:  # asked for once: this call starts the task, and a task is started once
+            self._context = context_from_proto(self._client.PullTaskInput(PullTaskInputRequest()).context)
+        if self._head is None:
+            found = self._client.PullMessages(PullAppMessagesRequest())
+            if not found.messages_list:
+                return None
+            # A SuperNode gives a message once, without its content, which it keeps under the ids in the object tree.
+            self._head = metadata_from_proto(found.messages_list[0].metadata), found.message_object_trees[0]
+        metadata, tree = self._head
+        node, run = Node(node_id=self._context.node_id), self._context.run_id
+        pull = make_pull_object_fn_protobuf(self._client.PullObject, node, run)
+        confirm = make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, node, run)
+
+        def pull_at_once(name: str) -> bytes:
+            try:
+                return pull(name)
+            except ObjectUnavailableError as error:
+                raise _Incomplete from error
+
+        try:
+            whole = pull_and_inflate_object_from_tree(tree, pull_at_once, confirm, return_type=Message)
+        except _Incomplete:
+            return None
+        # The message made of objects lacks its own id, which a reply must name; the metadata beside it have it.
+        return make_message(metadata, whole.content)
+
+    def reply(self, reply: Message) -> None:
+        """Send the reply; the message must have been there before."""
+        assert self._context is not None
+        push_message(self._client, reply, self._context)
+
+
+class _Incomplete(Exception):
+    """An object of a message is not there yet; where Flower's own exception says so, Flower waits until it is."""
+
+
+TaskKind = TypeVar("TaskKind", bound=Task)
+
+
+class TaskQueue(Generic[TaskKind]):
+    """The tasks of one type that a SuperLink or a SuperNode offers.
+
+    Parameters
+    ----------
+    connect
+        Connects to it, for a task's token or, without one, to ask for tasks.
+    type_
+        Flower's name of the type.
+    task
+        What a claimed task is made of.
+    """
+
+    def __init__(self, connect: Callable[[str | None], RuntimeHttpClient], type_: str, task: type[TaskKind]) -> None:
+        self._connect, self._type, self._task = connect, type_, task
+        self._client = connect(None)
+
+    def claim(self) -> TaskKind | None:
+        """Claim a task, if one is offered."""
+        found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[self._type]))
+        return self._task(int(found.task.run_id), found.token, self._connect(found.token)) if found.token else None
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def messages_of(address: str) -> TaskQueue[MessageTask]:
+    """Give the messages of the SuperNode that offers them at an address of this machine."""
+
+    def connect(token: str | None) -> RuntimeHttpClient:
+        return _runtime_client(address, None, "flwr-clientapp", token)
+
+    return TaskQueue(connect, TaskType.CLIENT_APP, MessageTask)
+
+
+def runs_of(address: str, ca: bytes) -> TaskQueue[Task]:
+    """Give the runs that wait for the server's half of them at a SuperLink."""
+
+    def connect(token: str | None) -> RuntimeHttpClient:
+        return _runtime_client(address, ca, "SuperExec" if token is None else "flwr-serverapp", token)
+
+    return TaskQueue(connect, TaskType.SERVER_APP, Task)
+
+
+def _runtime_client(address: str, ca: bytes | None, component: str, token: str | None) -> RuntimeHttpClient:
+    version = RuntimeVersionHttpInterceptor(component)
+    interceptors = (version,) if token is None else (version, RuntimeTokenHttpInterceptor(token))
+    # Without a retry invoker: Flower's ends the process where the other side refuses, and ours must go on.
+    return RuntimeHttpClient.from_server_address(address, ca is None, ca, interceptors)
+
+
+class KnownNode(NamedTuple):
+    """A node that a SuperLink knows."""
+
+    node_id: int
+    public_key: bytes
+    status: str
+    is_unregistered: bool
+
+
+class SuperLinkControl:
+    """The calls with which Flower's own command line governs a SuperLink."""
+
+    def __init__(self, address: str, ca: bytes) -> None:
+        interceptors = (RuntimeVersionHttpInterceptor("flwr CLI"),)
+        self._client = ControlHttpClient.from_server_address(address, False, ca, interceptors)
+
+    def nodes(self) -> list[KnownNode]:
+        """List the nodes, with those that were unregistered."""
+        return [
+            KnownNode(node.node_id, node.public_key, node.status, node.status == NodeStatus.UNREGISTERED)
+            for node in self._client.ListNodes(ListNodesRequest()).nodes_info
+        ]
+
+    def register(self, public_key: bytes, name: str) -> None:
+        self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
+
+    def unregister(self, node_id: int) -> None:
+        self._client.UnregisterNode(UnregisterNodeRequest(node_id=node_id))
+
+    def start_run(self, app: Path, settings: Mapping[str, str]) -> int:
+        """Submit the app in a folder with settings that stand over its own; give Flower's number of the run."""
+        built = build_fab_from_disk(app)
+        fab = fab_to_proto(Fab(hashlib.sha256(built).hexdigest(), built, {}))
+        request = StartRunRequest(fab=fab, override_config=user_config_to_proto(dict(settings)))
+        return int(self._client.StartRun(request).run_id)
+
+    def is_finished(self, run: int) -> bool:
+        """Say whether a run is over, however it ended."""
+        return not self._unfinished(ListRunsRequest(run_id=run))
+
+    def unfinished_runs(self, among: int) -> list[int]:
+        """List the runs that are not over among so many of the last."""
+        return self._unfinished(ListRunsRequest(limit=among))
+
+    def stop_run(self, run: int) -> None:
+        self._client.StopRun(StopRunRequest(run_id=run))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _unfinished(self, request: ListRunsRequest) -> list[int]:
+        found = self._client.ListRuns(request).run_dict
+        return [run for run, each in found.items() if each.status.status != Status.FINISHED]
+
+
+class NodeCalls:
+    """The calls that a SuperNode makes to a SuperLink, signed with the node's key.
+
+    Parameters
+    ----------
+    address
+        Where nodes reach the SuperLink, as ``host:port``.
+    ca
+        The certificate of the authority that signed the server's.
+    key
+        The node's private key.
+    """
+
+    def __init__(self, address: str, ca: bytes, key: ec.EllipticCurvePrivateKey) -> None:
+        self._public = public_key_to_bytes(key.public_key())
+        signed = NodeAuthHttpInterceptor(key, key.public_key())
+        interceptors = (RuntimeVersionHttpInterceptor("SuperNode"), signed)
+        self._client = FleetHttpClient.from_server_address(address, False, ca, interceptors)
+
+    def activate(self) -> int:
+        """Make the node count as running, for twenty seconds; give its id. Refused where it counts as running."""
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+        return int(self._client.ActivateNode(request).node_id)
+
+    def deactivate(self, node_id: int) -> None:
+        """Make the node count as not running. Refused where it does already."""
+        self._client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+
+def stored_key(key: ec.EllipticCurvePublicKey) -> bytes:
+    """Give a node's public key in the form in which a SuperLink stores it."""
+    return public_key_to_bytes(key)
+
+
+def is_usable_key(key: ec.EllipticCurvePublicKey) -> bool:
+    """Say whether nodes may have such a public key."""
+    return uses_nist_ec_curve(key)
+
+
+def reason_of_exit(log: str) -> str:
+    """Give the reason that a program of Flower's wrote to its log when it ended itself, in one line; empty if none.
+
+    All errors of Flower's programs end them with status 1. What tells them apart is their last words: ``Exit Code: N``,
+    the reason in a few lines, and where to find more information.
+    """
+    _, found, rest = log.rpartition("Exit Code:")
+    lines = rest.partition("For more information")[0].splitlines()[1:] if found else []
+    return " ".join(" ".join(lines).split())

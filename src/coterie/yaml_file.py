@@ -1,0 +1,44 @@
+"""The one reader of YAML files: experiments, plans, recipes, and the files of a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coterie.errors import ConfigError
+
+_MERGE = "tag:yaml.org,2002:merge"  # the tag of <<, which takes over the entries of another mapping
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE]
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                raise yaml.YAMLError(f"{key!r} is given twice")
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def read_yaml(path: Path, kind: str = "file") -> dict[str, Any]:
+    """Read named values from a YAML file; ``kind`` says in error messages what the file is.
+
+    Raises :class:`~coterie.errors.ConfigError` where the file cannot be read, is not a YAML mapping, or gives a name
+    twice.
+    """
+    where = f"the {kind} {str(path)!r}"
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{where} cannot be read: {reason}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        found = "nothing" if values is None else f"a {type(values).__name__}"
+        raise ConfigError(f"{where} must hold settings by name, not {found}")
+    return values
