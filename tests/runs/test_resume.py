@@ -118,7 +118,7 @@ def send(playing: Experiment, owner: Any, name: str, round_number: int, *signals
 def test_a_signal_in_a_round_stops_at_once(number: signal.Signals, whole: Path, tmp_path: Path) -> None:
     before = signal.getsignal(number)
     playing = launch.begin(config_of("fedacs"), tmp_path / "cut")
-    send(playing, playing.simulation, "_deliver", 4, number)
+    send(playing, playing.simulation.exchange, "deliver", 4, number)
     with playing.folder, pytest.raises(Interrupted, match=f"coterie resume {tmp_path / 'cut'}") as caught:
         playing.run()
     assert (caught.value.round_number, caught.value.signal_number) == (3, number)

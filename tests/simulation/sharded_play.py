@@ -260,7 +260,7 @@ def scene_stop(ranks: Callable[[], Ranks], folder: Path) -> Any:
             folder / name,
             processes=ShardedProcesses(ranks()),
         )
-        run = playing.engine.run if in_round else playing.scorer.scores
+        run = playing.parts.engine.run if in_round else playing.parts.scorer.scores
 
         def asks(*args: Any, playing: Any = playing, run: Any = run) -> Any:
             if playing.completed == 2 and dist.get_rank() == 1:
@@ -268,9 +268,9 @@ def scene_stop(ranks: Callable[[], Ranks], folder: Path) -> Any:
             return run(*args)
 
         if in_round:
-            playing.engine.run = asks  # type: ignore[method-assign]
+            playing.parts.engine.run = asks  # type: ignore[method-assign]
         else:
-            playing.scorer.scores = asks  # type: ignore[method-assign]
+            playing.parts.scorer.scores = asks  # type: ignore[method-assign]
         try:
             finish(playing)
         except CoterieError as error:
@@ -337,7 +337,7 @@ def scene_failures(ranks: Callable[[], Ranks], folder: Path) -> Any:
     finish(launch.resume(folder / "full"))  # nothing is locked, and nobody is out of step
 
     playing = launch.begin(config, folder / "evaluation", processes=ShardedProcesses(ranks()))
-    playing.engine.predict_all = functools.partial(fails, RuntimeError("odd"), 1, playing.engine.predict_all)  # type: ignore[method-assign]
+    playing.parts.engine.predict_all = functools.partial(fails, RuntimeError("odd"), 1, playing.parts.engine.predict_all)  # type: ignore[method-assign]
     tried("evaluation", functools.partial(finish, playing))
 
     playing = launch.begin(config, folder / "watched", processes=ShardedProcesses(ranks()))
