@@ -55,7 +55,7 @@ def kernels(title: str, simulated: Any, cohort: int, top: int) -> None:
         (type(simulated.clients), "scatter"),
         (type(simulated.clients), "gather"),
         (type(simulated), "_deliver"),
-        (Engine, "here"),
+        (Engine, "client_context"),
     ]
     originals = [(owner, name, clocked(owner, name)) for owner, name in places]
     began = time.perf_counter()

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from coterie.algorithms.client import Batch, Fold, Here, Minibatches, Net, Task, Whole
+from coterie.algorithms.client import Batch, ClientContext, Fold, Minibatches, Net, Task, Whole
 from coterie.algorithms.messages import Ask, Cohort, Message, Replies, Start, Weights
 from coterie.rows import Rows
 
@@ -30,9 +30,9 @@ __all__ = [
     "Algorithm",
     "Ask",
     "Batch",
+    "ClientContext",
     "Cohort",
     "Fold",
-    "Here",
     "Info",
     "Message",
     "Minibatches",
@@ -145,12 +145,12 @@ class Algorithm(BaseModel, abc.ABC):
         """
         return _nothing()
 
-    def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
+    def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Make the personal models, on the clients.
 
         Parameters
         ----------
-        here
+        context
             What the clients know about themselves.
         state
             Their state.

@@ -281,11 +281,11 @@ class Fold:
 
     over: Minibatches | Whole
     step: Callable[..., Rows]
-    then: Callable[[Here, Rows], Rows] | None = None
+    then: Callable[[ClientContext, Rows], Rows] | None = None
 
 
 @dataclass(frozen=True)
-class Here:
+class ClientContext:
     """What clients know about themselves.
 
     Parameters
@@ -335,12 +335,12 @@ class Task(abc.ABC):
     (:mod:`coterie.simulation.privacy`) is of the change."""
 
     @abc.abstractmethod
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Make the working rows from the client's state and the message.
 
         Parameters
         ----------
-        here
+        context
             What the clients know about themselves.
         state
             Their state.
@@ -364,12 +364,12 @@ class Task(abc.ABC):
         """
 
     @abc.abstractmethod
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
         """End the task.
 
         Parameters
         ----------
-        here
+        context
             What the clients know about themselves.
         work
             Working rows after the last fold.

@@ -50,16 +50,16 @@ class FedACS(LocalTraining):
     pool: Literal["cohort", "all"] = Field("cohort", description="attend to this round's clients, or to all clients")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Let the server keep every client's last model; see :meth:`Algorithm.init`."""
+        """Let the server keep every client's last model."""
         members = torch.arange(start.clients, device=start.row.device) if start.members is None else start.members
         return {"w": start.rows(), "members": members}, {"w": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
-        """Plain training from the averaged model; see :meth:`Algorithm.tasks`."""
+        """Plain training from the averaged model."""
         return {"train": ProximalTraining(self.stepper, self.minibatches)}
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Select and average for each client, send each its own; see :meth:`Algorithm.round`."""
+        """Select and average for each client, send each its own."""
         w, clients = server["w"], cohort.clients
         pool = clients if self.pool == "cohort" else torch.cat([server["members"], clients]).unique()
         models = take_rows(w, pool)

@@ -48,9 +48,9 @@ from coterie.algorithms.base import (
     Algorithm,
     Ask,
     Batch,
+    ClientContext,
     Cohort,
     Fold,
-    Here,
     Info,
     Message,
     Minibatches,
@@ -73,8 +73,8 @@ from coterie.rows import Rows, put_rows, take_rows
 class KeptGradient(FullGradient):
     """The loss and its full gradient, sent and kept with the model they were taken at."""
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep model and gradient, send gradient and loss; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep model and gradient, send gradient and loss."""
         return {"omega": work["w"], "g": work["g"]}, {"g": work["g"], "loss": work["loss"]}
 
 
@@ -93,25 +93,25 @@ class PseudoGradient(KeptGradient):
     optimiser: Optimiser
     data: Minibatches
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Train a copy of the model; see :meth:`Task.start`."""
-        return super().start(here, state, message) | {"y": message["w"]} | self.optimiser.init(here, message["w"])
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Train a copy of the model."""
+        return super().start(context, state, message) | {"y": message["w"]} | self.optimiser.init(context, message["w"])
 
     def train(self, work: Rows, batch: Batch) -> Rows:
-        """Take one step; see :meth:`ProximalTraining.step`."""
+        """Take one step."""
         return work | self.optimiser.update(work, "y", batch.grad(work["y"]))
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Add a batch's part of the loss; see :meth:`FullGradient.step`."""
+        """Add a batch's part of the loss."""
         return work | {"loss": torch.addcmul(work["loss"], batch.loss(work["w"]), batch.share)}
 
     def folds(self) -> tuple[Fold, ...]:
-        """Train, then measure the loss; see :meth:`Task.folds`."""
+        """Train, then measure the loss."""
         return Fold(self.data, self.train), Fold(Whole(), self.step)
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Send the displacement over the learning rate; see :meth:`Task.finish`."""
-        return super().finish(here, work | {"g": (work["w"] - work["y"]) / work["lr"]})
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Send the displacement over the learning rate."""
+        return super().finish(context, work | {"g": (work["w"] - work["y"]) / work["lr"]})
 
 
 @dataclass(frozen=True)
@@ -131,19 +131,19 @@ class Drift(Task):
     optimiser: Optimiser
     gamma: float
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Take up the message; see :meth:`Task.start`."""
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Take up the message."""
         known = state | message
-        eta = known["eta"].unsqueeze(1) if "eta" in known else self.optimiser.init(here, known["omega"])["lr"]
+        eta = known["eta"].unsqueeze(1) if "eta" in known else self.optimiser.init(context, known["omega"])["lr"]
         gamma = known["gamma"].clamp_min(self.gamma).unsqueeze(1)
         return {"omega": known["omega"], "g": known["g"], "d": known["d"], "gamma": gamma, "eta": eta}
 
     def folds(self) -> tuple[Fold, ...]:
-        """Look at no data; see :meth:`Task.folds`."""
+        """Look at no data."""
         return ()
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the personal model; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep the personal model."""
         direction = work["d"] - work["gamma"] * (work["g"] + work["d"])
         return {"w": work["omega"] + work["eta"] * direction}, {}
 
@@ -178,7 +178,7 @@ class FedPG(Algorithm):
         return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Begin with one model for all and no gradients; see :meth:`Algorithm.init`."""
+        """Begin with one model for all and no gradients."""
         nothing = torch.zeros_like(start.row)
         seen = torch.zeros(start.clients, dtype=torch.int64, device=start.row.device)
         return {"w": start.row, "g": start.rows(nothing), "seen": seen}, {
@@ -193,7 +193,7 @@ class FedPG(Algorithm):
         return Optimiser(lr=self.lr, lr_decay=self.lr_decay)
 
     def tasks(self) -> dict[str, Task]:
-        """Give the two exchanges; see :meth:`Algorithm.tasks`."""
+        """Give the two exchanges."""
         pseudo = PseudoGradient(self.rate, Minibatches(self.batch_size, self.local_epochs))
         return {
             "gradient": KeptGradient() if self.grad_mode == "full" else pseudo,
@@ -201,7 +201,7 @@ class FedPG(Algorithm):
         }
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Find the common direction, step along it, remember the gradients; see :meth:`Algorithm.round`."""
+        """Find the common direction, step along it, remember the gradients."""
         w, online, info = yield from self._descend(server, cohort)
         now = torch.full_like(online.clients, cohort.round)
         new = {
@@ -212,7 +212,7 @@ class FedPG(Algorithm):
         return new, info
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Let everybody's personal model be, or with ``fresh`` make it anew; see :meth:`Algorithm.personalise`."""
+        """Let everybody's personal model be, or with ``fresh`` make it anew."""
         if self.fresh:
             yield from self._descend(server, cohort)
         return Message()
@@ -223,7 +223,7 @@ class FedPG(Algorithm):
         return self.fresh
 
     def global_model(self, server: State) -> Rows | None:
-        """Give ω; see :meth:`Algorithm.global_model`."""
+        """Give ω."""
         return {"w": server["w"]}
 
     def _descend(self, server: State, cohort: Cohort) -> Generator[Ask, Replies, tuple[Tensor, Replies, Info]]:
@@ -247,22 +247,7 @@ class FedPG(Algorithm):
         return w + eta * found.direction, online, self._record(found, gamma, online, absent, cohort) | info
 
     def window(self, seen: Tensor, online: Tensor, now: int) -> Tensor:
-        """Give the absent clients whose last gradients still count.
-
-        Parameters
-        ----------
-        seen
-            The round in which each client was last online, 0 for never.
-        online
-            The clients that are.
-        now
-            The round.
-
-        Returns
-        -------
-        Tensor
-            Absent clients seen at most ``⌊M/|S|⌋`` rounds ago, in increasing order.
-        """
+        """Give the absent clients whose last gradients still count."""
         recorded = seen > 0
         recent = recorded & (now - seen <= int(recorded.sum()) // len(online)) & self.history
         recent[online] = False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import Batch, Here, Minibatches, Net, Start, Task
+from coterie.algorithms.base import Batch, ClientContext, Minibatches, Net, Start, Task
 from coterie.algorithms.local_training import Optimiser
 from coterie.errors import ModelError
 from coterie.rows import Rows
@@ -135,12 +135,12 @@ class PartsTraining(Task):
     optimiser: Optimiser
     data: Minibatches
 
-    def parts(self, here: Here, **rows: Tensor) -> Rows:
+    def parts(self, context: ClientContext, **rows: Tensor) -> Rows:
         """Give working rows of parts with their optimiser states.
 
         Parameters
         ----------
-        here
+        context
             The clients.
         **rows
             The parts.
@@ -152,7 +152,7 @@ class PartsTraining(Task):
         """
         work: Rows = dict(rows)
         for name, value in rows.items():
-            work |= self.optimiser.init(here, value, f"{name}_")
+            work |= self.optimiser.init(context, value, f"{name}_")
         return work
 
     @abc.abstractmethod

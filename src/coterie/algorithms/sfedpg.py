@@ -34,7 +34,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.algorithms.base import Ask, Batch, Cohort, Fold, Here, Info, Message, Replies, Start, State, Task, Whole
+from coterie.algorithms.base import (
+    Ask,
+    Batch,
+    ClientContext,
+    Cohort,
+    Fold,
+    Info,
+    Message,
+    Replies,
+    Start,
+    State,
+    Task,
+    Whole,
+)
 from coterie.algorithms.fedpg import FedPG
 from coterie.algorithms.server_math.common_descent import CommonDescent
 from coterie.algorithms.server_math.fairness import fairness_coefficients
@@ -51,25 +64,25 @@ class Trial(Task):
 
     references: ClassVar[Mapping[str, str | None]] = {"losses": None}
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Start the losses at zero; see :meth:`Task.start`."""
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Start the losses at zero."""
         known = state | message
         steps = known["steps"]
         return {"omega": known["omega"], "d": known["d"], "steps": steps, "losses": torch.zeros_like(steps)}
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Add a batch's part of every step's loss; see :meth:`FullGradient.step`."""
+        """Add a batch's part of every step's loss."""
         omega, d = work["omega"], work["d"]
         tried = [batch.loss(torch.addcmul(omega, step.unsqueeze(1), d)) for step in work["steps"].unbind(1)]
         losses = torch.addcmul(work["losses"], torch.stack(tried, 1), batch.share.unsqueeze(1))
         return work | {"losses": losses}
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass over all samples; see :meth:`Task.folds`."""
+        """One pass over all samples."""
         return (Fold(Whole(), self.step),)
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the direction, send the losses; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep the direction, send the losses."""
         return {"d": work["d"]}, {"losses": work["losses"]}
 
 
@@ -86,12 +99,12 @@ class SFedPG(FedPG):
     )
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Begin as FedPG, with a direction that clients keep; see :meth:`Algorithm.init`."""
+        """Begin as FedPG, with a direction that clients keep."""
         server, clients = super().init(start)
         return server, clients | {"d": start.rows(torch.zeros_like(start.row))}
 
     def tasks(self) -> dict[str, Task]:
-        """Give FedPG's two exchanges, and the trial; see :meth:`Algorithm.tasks`."""
+        """Give FedPG's two exchanges, and the trial."""
         return super().tasks() | {"trial": Trial()}
 
     def _step(
@@ -116,24 +129,7 @@ class SFedPG(FedPG):
         return float(eta), dict(info)
 
     def accepts(self, online: Replies, found: CommonDescent, steps: Tensor, trial: Replies) -> Tensor:
-        """Say which steps pass the test for all clients whose trial losses came back.
-
-        Parameters
-        ----------
-        online
-            The clients' gradients and losses.
-        found
-            The common direction.
-        steps
-            The steps that were tried.
-        trial
-            The losses after each.
-
-        Returns
-        -------
-        Tensor
-            A boolean a step.
-        """
+        """Say which steps pass the test for all clients whose trial losses came back."""
         among = torch.searchsorted(online.clients, trial.clients)
         losses, slopes = online["loss"][among], found.slopes[among]
         fair_slope = found.fair_slope

@@ -39,20 +39,7 @@ Times = dict[tuple[Convolution, int], float]
 
 
 def seconds_of(function: Callable[[], Any], device: torch.device) -> float:
-    """Say how long a function takes, its work on the device included.
-
-    Parameters
-    ----------
-    function
-        The function.
-    device
-        Where it computes.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+    """Say how long a function takes, its work on the device included."""
     began = time.perf_counter()
     function()
     if device.type == "cuda":
@@ -70,31 +57,7 @@ def convolution_times(
     clock: Clock = seconds_of,
     chunk: int | None = None,
 ) -> Times:
-    """Time a client's step with every way of computing convolutions that gives the right numbers.
-
-    Parameters
-    ----------
-    problem
-        What is learnt.
-    samples
-        The federation's samples.
-    batch
-        Samples in a batch, 0 for all of a client's.
-    record
-        Whether steps will be replayed from a recording, as on a GPU by default.
-    precision
-        How a GPU rounds what it multiplies.
-    clock
-        Says how long a step takes.
-    chunk
-        Clients computed at once, where that is given.
-
-    Returns
-    -------
-    dict
-        The least seconds of a step, by the way and how many clients took it at once, divided among them; the fastest
-        first. Empty for a model without convolutions, or one that has no stacked form.
-    """
+    """Time a client's step with every way of computing convolutions that gives the right numbers."""
     module, layout, device = problem.module, problem.layout, samples.y.device
     if not any(isinstance(part, nn.Conv2d) for part in module.modules()):
         return {}

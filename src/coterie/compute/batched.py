@@ -107,13 +107,7 @@ class BatchedEngine(Engine):
         return net
 
     def measure(self, batch: int) -> None:
-        """Find out how convolutions are the fastest, and compute them so from now on.
-
-        Parameters
-        ----------
-        batch
-            Samples in a batch, 0 for all of a client's.
-        """
+        """Find out how convolutions are the fastest, and compute them so from now on."""
         on_cpu = self.device.type == "cpu"
         self.measured = convolution_times(
             self.problem,
@@ -129,13 +123,7 @@ class BatchedEngine(Engine):
             self.chunk = rows if on_cpu else self.chunk  # on a GPU as many as its memory has room for
 
     def convolve(self, convolution: Convolution) -> None:
-        """Compute convolutions in another way.
-
-        Parameters
-        ----------
-        convolution
-            The way.
-        """
+        """Compute convolutions in another way."""
         self.convolution = convolution
         self._net = self._make_net()
 
@@ -153,7 +141,7 @@ class BatchedEngine(Engine):
         return super().choices | own | ({"measured_seconds": seconds} if seconds else {})
 
     def rounding(self) -> contextlib.AbstractContextManager[None]:
-        """Let products be rounded as this engine was told; see :meth:`Engine.rounding`."""
+        """Let products be rounded as this engine was told."""
         return matrix_units.rounded(self.precision)
 
     def _probe(self) -> Tensor:
@@ -169,7 +157,7 @@ class BatchedEngine(Engine):
         return int(max(1, min(4096, 0.6 * free // (16 * row))))
 
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
-        """Run a task; see :meth:`Engine.run`."""
+        """Run a task."""
         host = clients.cpu()
         order = torch.argsort(self.host_sizes["train"][host], descending=True, stable=True)
         chunk = self.chunk or self._cache_chunk(task)
@@ -198,8 +186,8 @@ class BatchedEngine(Engine):
     def _run_chunk(
         self, task: Task, clients: Tensor, host: Tensor, state: Rows, message: Rows, call: Call
     ) -> tuple[Rows, Rows]:
-        here = self.here(clients, call, host)
-        work = task.start(here, state, message)
+        context = self.client_context(clients, call, host)
+        work = task.start(context, state, message)
         for number, fold in enumerate(task.folds()):
             # A recording is for one width: whatever the cohort's largest client, it must find one that was made.
             fixed = self.record or self.compile_steps
@@ -211,8 +199,8 @@ class BatchedEngine(Engine):
                 dropout = self.key("dropout", host, call, number).to(self.device)
             work = self._fold(task, fold, number, schedule, work, clients, dropout)
             if fold.then is not None:
-                work = fold.then(here, work)
-        return task.finish(here, work)
+                work = fold.then(context, work)
+        return task.finish(context, work)
 
     def _fold(
         self,
@@ -277,13 +265,13 @@ class BatchedEngine(Engine):
         return held[1]
 
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
-        """Apply each client's model to its own samples; see :meth:`Engine.predict`."""
+        """Apply each client's model to its own samples."""
         return self.predict_all(predict, rows, clients, (split,), shared)[0]
 
     def predict_all(
         self, predict: Predict, rows: Rows, clients: Tensor, splits: tuple[Split, ...], shared: bool = False
     ) -> list[Tensor]:
-        """Apply models to several splits in one pass, where they fit together; see :meth:`Engine.predict_all`."""
+        """Apply models to several splits in one pass, where they fit together."""
         with torch.no_grad(), self.rounding():
             if shared:
                 return self._predict_shared(predict, rows, clients, splits)

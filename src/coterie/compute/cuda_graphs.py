@@ -35,20 +35,7 @@ _HELD = 16
 
 
 def bucket(rows: int, most: int) -> int:
-    """Give the next power of two, but no more than there are.
-
-    Parameters
-    ----------
-    rows
-        Rows that are needed.
-    most
-        Rows that there are.
-
-    Returns
-    -------
-    int
-        Rows to compute.
-    """
+    """Give the next power of two, but no more than there are."""
     return min(most, 1 << max(0, rows - 1).bit_length())
 
 
@@ -73,22 +60,7 @@ class Replays:
     def __call__(
         self, key: Hashable, function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Compute a function, from a recording if this key was seen before.
-
-        Parameters
-        ----------
-        key
-            Names the function and all shapes.
-        function
-            From tensors to tensors; must not wait for the device.
-        given
-            What it is given.
-
-        Returns
-        -------
-        tuple of Tensor
-            What it gives.
-        """
+        """Compute a function, from a recording if this key was seen before."""
         if not given[0].is_cuda:
             return function(*given)
         if key not in self._held:
@@ -131,20 +103,7 @@ def _recorded_as(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
 
 
 def recorded(function: Callable[[], Any], record: bool) -> Callable[[], Any]:
-    """Give a function that does the same from a recording.
-
-    Parameters
-    ----------
-    function
-        Works on fixed memory of a GPU, and must not wait for it.
-    record
-        Whether to record; otherwise the function itself is given.
-
-    Returns
-    -------
-    callable
-        Plays the recording.
-    """
+    """Give a function that does the same from a recording."""
     if not record:
         return function
     with _warmed(function):
@@ -195,24 +154,7 @@ class Recording:
     _replays: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     def play(self, schedule: Schedule, work: Rows, clients: Tensor, dropout: Tensor | None) -> Rows:
-        """Run the fold.
-
-        Parameters
-        ----------
-        schedule
-            Which samples each row sees; the rows lie in its order.
-        work
-            Working rows.
-        clients
-            The rows' clients.
-        dropout
-            Dropout keys of the rows, or ``None`` in a pass that evaluates.
-
-        Returns
-        -------
-        Rows
-            Working rows after the fold.
-        """
+        """Run the fold."""
         rows = len(clients)
         segments = schedule.segments()
         if not segments:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie import randomness
-from coterie.algorithms.base import Here, Minibatches, Net, Task
+from coterie.algorithms.base import ClientContext, Minibatches, Net, Task
 from coterie.compute.samples import Samples, Split
 from coterie.models.problem import Problem
 from coterie.rows import Rows
@@ -76,104 +76,26 @@ class Engine(abc.ABC):
         return {"engine": self.name, "threads": torch.get_num_threads(), "device": str(self.device)}
 
     def rounding(self) -> contextlib.AbstractContextManager[None]:
-        """Let products on a GPU be rounded as the engine was told, the server's too.
-
-        Returns
-        -------
-        context manager
-            To compute in.
-        """
+        """Let products on a GPU be rounded as the engine was told, the server's too."""
         return contextlib.nullcontext()
 
     @abc.abstractmethod
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
-        """Run a task.
-
-        Parameters
-        ----------
-        task
-            The client's half.
-        clients
-            Who runs it ``[rows]``, in increasing order.
-        state
-            Their state, a row each.
-        message
-            What they were sent, a row each.
-        call
-            When and why.
-
-        Returns
-        -------
-        tuple of Rows
-            What changes in their state, and their replies, in the order of ``clients``.
-        """
+        """Run a task."""
 
     @abc.abstractmethod
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
-        """Apply each client's model to its own samples.
-
-        Parameters
-        ----------
-        predict
-            How a model is applied.
-        rows
-            The models, a row per client; or one model without a client axis if ``shared``.
-        clients
-            Whose samples.
-        split
-            Which of them.
-        shared
-            One model for all clients.
-
-        Returns
-        -------
-        Tensor
-            Outputs ``[samples of all these clients, ...]``, client after client.
-        """
+        """Apply each client's model to its own samples."""
 
     def predict_all(
         self, predict: Predict, rows: Rows, clients: Tensor, splits: tuple[Split, ...], shared: bool = False
     ) -> list[Tensor]:
-        """Apply each client's model to its own samples of several splits.
-
-        Parameters
-        ----------
-        predict
-            How a model is applied.
-        rows
-            The models, a row per client; or one model without a client axis if ``shared``.
-        clients
-            Whose samples.
-        splits
-            Which of them; in each of them some client has samples.
-        shared
-            One model for all clients.
-
-        Returns
-        -------
-        list of Tensor
-            What :meth:`predict` gives for each split, but for rounding.
-        """
+        """Apply each client's model to its own samples of several splits."""
         return [self.predict(predict, rows, clients, split, shared) for split in splits]
 
-    def here(self, clients: Tensor, call: Call, host: Tensor | None = None) -> Here:
-        """Say what clients know about themselves.
-
-        Parameters
-        ----------
-        clients
-            The clients.
-        call
-            When and why.
-        host
-            The same clients on the host, where the caller has them.
-
-        Returns
-        -------
-        Here
-            A row for each.
-        """
-        return Here(
+    def client_context(self, clients: Tensor, call: Call, host: Tensor | None = None) -> ClientContext:
+        """Say what clients know about themselves."""
+        return ClientContext(
             clients=clients,
             round=call.round,
             sizes=self.sizes["train"][clients],
@@ -185,48 +107,14 @@ class Engine(abc.ABC):
         )
 
     def key(self, purpose: str, clients: Tensor, call: Call, fold: int = 0) -> Tensor:
-        """Give stream keys for a purpose within a call.
-
-        Parameters
-        ----------
-        purpose
-            What is drawn.
-        clients
-            The clients.
-        call
-            When and why.
-        fold
-            Number of the fold within the task.
-
-        Returns
-        -------
-        Tensor
-            Keys, one a client.
-        """
+        """Give stream keys for a purpose within a call."""
         key = randomness.keys(self.seed, f"{call.purpose} {purpose}", call.round, clients)
         if key.device.type != "cpu":
             return randomness.fold_in(randomness.fold_in(key, call.exchange), fold)
         return torch.from_numpy(randomness.fold_in(randomness.fold_in(key.numpy(), call.exchange), fold))
 
     def epochs(self, over: Minibatches, clients: Tensor, call: Call, fold: int) -> Tensor:
-        """Give each client's number of epochs.
-
-        Parameters
-        ----------
-        over
-            The minibatches.
-        clients
-            The clients.
-        call
-            When and why.
-        fold
-            Number of the fold within the task.
-
-        Returns
-        -------
-        Tensor
-            Integers ``[rows]``.
-        """
+        """Give each client's number of epochs."""
         if isinstance(over.epochs, int):
             return torch.full_like(clients, over.epochs)
         low, high = over.epochs
@@ -235,38 +123,12 @@ class Engine(abc.ABC):
 
 
 def take(rows: Rows, index: Tensor | slice) -> Rows:
-    """Give some rows of every name.
-
-    Parameters
-    ----------
-    rows
-        Named rows.
-    index
-        Which; a slice gives views.
-
-    Returns
-    -------
-    Rows
-        Those rows.
-    """
+    """Give some rows of every name."""
     return {name: value[index] for name, value in rows.items()}
 
 
 def pick(message: Rows, places: Tensor) -> Rows:
-    """Give some rows of a message.
-
-    Parameters
-    ----------
-    message
-        Named rows; what all got alike is one row repeated with stride 0, which is not copied.
-    places
-        Which rows.
-
-    Returns
-    -------
-    Rows
-        Those rows.
-    """
+    """Give some rows of a message."""
     return {
         name: value[:1].expand(len(places), *value.shape[1:])
         if value.shape[0] > 1 and value.stride(0) == 0
@@ -276,18 +138,7 @@ def pick(message: Rows, places: Tensor) -> Rows:
 
 
 def join(pieces: list[Rows]) -> Rows:
-    """Put rows one after another.
-
-    Parameters
-    ----------
-    pieces
-        Rows with the same names.
-
-    Returns
-    -------
-    Rows
-        All of them.
-    """
+    """Put rows one after another."""
     if len(pieces) == 1:
         return pieces[0]
     return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}

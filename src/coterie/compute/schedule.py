@@ -41,13 +41,7 @@ class Schedule:
     share: Tensor
 
     def segments(self) -> list[tuple[int, int, int]]:
-        """Cut the steps where rows drop out.
-
-        Returns
-        -------
-        list of tuple
-            First step, one past the last, and how many rows are left, for each segment.
-        """
+        """Cut the steps where rows drop out."""
         cuts = sorted(set(self.totals))
         segments, begin = [], 0
         for end in cuts:
@@ -60,16 +54,6 @@ class Schedule:
 
 def few_widths(samples: int) -> int:
     """Round a number of samples up to one of few: four to an octave, so that at most a fifth of them is padding.
-
-    Parameters
-    ----------
-    samples
-        Samples that are needed.
-
-    Returns
-    -------
-    int
-        At least as many.
 
     Examples
     --------
@@ -100,22 +84,7 @@ Replay = Callable[[Hashable, Callable[..., tuple[Tensor, ...]], tuple[Tensor, ..
 def at_once(
     key: Hashable, function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Compute a function without a recording.
-
-    Parameters
-    ----------
-    key
-        What would tell its recordings apart.
-    function
-        The function.
-    given
-        What it is given.
-
-    Returns
-    -------
-    tuple of Tensor
-        What it gives.
-    """
+    """Compute a function without a recording."""
     return function(*given)
 
 
@@ -129,30 +98,7 @@ def make_schedule(
     padded: bool = False,
     replay: Replay = at_once,
 ) -> Schedule:
-    """Work out a fold's schedule: what is one number a row on the host, the tables on the engine's device.
-
-    Parameters
-    ----------
-    engine
-        Whose samples and streams.
-    over
-        The data of the fold.
-    clients
-        The clients of the chunk ``[rows]``, on the host.
-    call
-        When and why.
-    fold
-        Number of the fold within the task.
-    padded
-        Make the tables a little larger than the longest batch and run, so that few shapes serve all cohorts.
-    replay
-        Computes the tables.
-
-    Returns
-    -------
-    Schedule
-        The tables.
-    """
+    """Work out a fold's schedule: what is one number a row on the host, the tables on the engine's device."""
     split = "train" if isinstance(over, Minibatches) else over.split
     sizes = engine.host_sizes[split].numpy()[clients.numpy()]
     longest = int(sizes.max()) if len(sizes) else 0

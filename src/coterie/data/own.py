@@ -32,20 +32,7 @@ AsText = BeforeValidator(lambda value: str(value) if isinstance(value, int) else
 
 
 def own_norm(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure mean and deviation of each channel, in pieces, so that no second copy is made.
-
-    Parameters
-    ----------
-    x
-        Samples as stored, ``[N, channels, ...]``.
-
-    Returns
-    -------
-    mean
-        One for each channel, of what is gathered (images divided by 255).
-    std
-        Likewise; 1 where the channel is constant.
-    """
+    """Measure mean and deviation of each channel, in pieces, so that no second copy is made."""
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     rest = [axis for axis in range(x.dim()) if axis != 1]
     count = x.numel() // x.shape[1]
@@ -58,29 +45,7 @@ def own_norm(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def encode_labels(values: npt.NDArray[Any], task: Task, where: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Turn labels of any kind into what a task wants.
-
-    Parameters
-    ----------
-    values
-        One label a sample: numbers, truth values or texts.
-    task
-        What is to be predicted.
-    where
-        The file, and the column if any, for error messages.
-
-    Returns
-    -------
-    y
-        Class numbers (int64), or targets (float32) when the task is regression.
-    classes
-        The classes' names in sorted order; empty for regression.
-
-    Raises
-    ------
-    DataError
-        If the labels do not fit the task.
-    """
+    """Turn labels of any kind into what a task wants."""
     numeric = np.issubdtype(values.dtype, np.number)
     if numeric and not np.isfinite(values).all():
         raise DataError(f"a label in {where} is missing or infinite")
@@ -98,18 +63,7 @@ def encode_labels(values: npt.NDArray[Any], task: Task, where: str) -> tuple[Ten
 
 
 def encode_owner(values: npt.NDArray[Any]) -> Tensor:
-    """Give natural clients numbers, in the sorted order of their names.
-
-    Parameters
-    ----------
-    values
-        The client of each sample.
-
-    Returns
-    -------
-    Tensor
-        Numbers from 0 (int64).
-    """
+    """Give natural clients numbers, in the sorted order of their names."""
     return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype(np.int64))
 
 
@@ -133,25 +87,7 @@ class Folder(Source):
     norm: Literal["unit", "own"] = Field("unit", description="unit: pixels in [0, 1]; own: mean 0, deviation 1")
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read the images, class by class, training images first.
-
-        Parameters
-        ----------
-        folder
-            Not used.
-        seed
-            Not used.
-
-        Returns
-        -------
-        Dataset
-            uint8 images.
-
-        Raises
-        ------
-        DataError
-            If there is no such folder, or it does not hold images by class.
-        """
+        """Read the images, class by class, training images first."""
         root = self.path.expanduser()
         if not root.is_dir():
             raise DataError(f"there is no folder {root}")
@@ -207,25 +143,7 @@ class Npz(Source):
     norm: Literal["unit", "own"] = Field("unit", description="unit: pixels in [0, 1]; own: mean 0, deviation 1")
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read the arrays.
-
-        Parameters
-        ----------
-        folder
-            Not used.
-        seed
-            Not used.
-
-        Returns
-        -------
-        Dataset
-            With ``owner`` where the file has ``client``.
-
-        Raises
-        ------
-        DataError
-            If the file is missing, damaged, or does not hold what it should.
-        """
+        """Read the arrays."""
         path = self.path.expanduser()
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -277,25 +195,7 @@ class Table(Source):
     norm: Literal["own", "none"] = Field("own", description="own: numeric columns get mean 0 and deviation 1")
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read the table; columns of text become one column for each text.
-
-        Parameters
-        ----------
-        folder
-            Not used.
-        seed
-            Not used.
-
-        Returns
-        -------
-        Dataset
-            Inputs ``[rows, features]``, with ``owner`` where a client column is given.
-
-        Raises
-        ------
-        DataError
-            If the file is missing or damaged, or a column is missing or unfit.
-        """
+        """Read the table; columns of text become one column for each text."""
         path = self.path.expanduser()
         frame = self._read(path)
         for column in (self.label, *([self.client] if self.client else []), *self.drop):

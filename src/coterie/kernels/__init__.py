@@ -24,18 +24,7 @@ def _installed() -> bool:
 
 
 def usable(*tensors: torch.Tensor) -> bool:
-    """Say whether these tensors can be given to the kernels.
-
-    Parameters
-    ----------
-    *tensors
-        The tensors.
-
-    Returns
-    -------
-    bool
-        Whether Triton is there, and all of them are float32 on a GPU that it compiles for.
-    """
+    """Say whether these tensors can be given to the kernels."""
     # A compiled step is made of plain operations, which the compiler fuses itself.
     if not _installed() or torch.compiler.is_compiling() or any(value.dtype != torch.float32 for value in tensors):
         return False
@@ -46,18 +35,7 @@ def usable(*tensors: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def coarse(on: bool = True) -> Iterator[None]:
-    """Let the kernels round what they multiply to bfloat16.
-
-    Parameters
-    ----------
-    on
-        Whether they may.
-
-    Yields
-    ------
-    None
-        While the context is open.
-    """
+    """Let the kernels round what they multiply to bfloat16."""
     global _coarse
     before, _coarse = _coarse, on
     try:
@@ -67,14 +45,7 @@ def coarse(on: bool = True) -> Iterator[None]:
 
 
 def precision() -> str:
-    """Say how products are rounded: as :func:`coarse` and PyTorch's process-wide switch allow.
-
-    Returns
-    -------
-    str
-        ``"bf16"`` or ``"tf32"`` where that is allowed; else ``"tf32x3"``, three such products for one, as exact as
-        float32.
-    """
+    """Say how products are rounded: as :func:`coarse` and PyTorch's process-wide switch allow."""
     if _coarse:
         return "bf16"
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"

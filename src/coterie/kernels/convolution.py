@@ -77,24 +77,7 @@ def _power(least: int, number: int, most: int) -> int:
 
 
 def tiles_of(kind: str, features: int, terms: int, precision: str) -> Tiles:
-    """Say how a product is cut.
-
-    Parameters
-    ----------
-    kind
-        ``"forward"``, ``"images"`` or ``"filters"``: what is computed.
-    features
-        Columns of the result.
-    terms
-        Rows of the filters' matrix.
-    precision
-        How products are rounded.
-
-    Returns
-    -------
-    Tiles
-        The cut.
-    """
+    """Say how a product is cut."""
     if kind == "filters":
         return Tiles(_power(16, terms, 64 if precision == "tf32x3" else 128), _power(16, features, 64), 32, 2, 3)
     if terms < 64:
@@ -129,36 +112,7 @@ def images_with_filters(
     kind: str = "forward",
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """Convolve.
-
-    Parameters
-    ----------
-    image
-        Images ``[rows × samples, channels, height, width]``, at any strides.
-    filters
-        Each row's filters ``[rows, kernel height × kernel width × channels, features]``.
-    bias
-        Each row's shift ``[rows, features]``.
-    shape
-        The convolution's numbers.
-    size
-        Height and width of the result.
-    relu
-        Whether to cut the result at zero.
-    mask
-        Where this is not above zero the image counts as zero; shaped like the image.
-    precision
-        How products are rounded: ``"tf32"``, ``"tf32x3"`` (as good as float32) or ``"ieee"``.
-    kind
-        What it is for; decides the tiles.
-    tiles
-        How it is cut; chosen if not given.
-
-    Returns
-    -------
-    Tensor
-        ``[rows × samples, features, *size]``, channels last in memory.
-    """
+    """Convolve."""
     rows, terms, features = filters.shape
     everything, channels, height, width = image.shape
     samples = everything // rows
@@ -207,32 +161,7 @@ def filters_gradient(
     precision: str = "tf32x3",
     tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sum the filters' gradient over a row's windows.
-
-    Parameters
-    ----------
-    image
-        Images ``[rows × samples, channels, height, width]``.
-    gradient
-        Gradient of the result ``[rows × samples, features, down, across]``.
-    rows
-        Rows.
-    shape
-        The convolution's numbers.
-    bias
-        Whether the shift's gradient is wanted too.
-    mask
-        Where this is not above zero the gradient counts as zero; shaped like the gradient.
-    precision
-        How products are rounded.
-    tiles
-        How it is cut; chosen if not given.
-
-    Returns
-    -------
-    tuple of Tensor
-        ``[rows, features, channels, kernel height, kernel width]`` and ``[rows, features]`` or ``None``.
-    """
+    """Sum the filters' gradient over a row's windows."""
     everything, channels, height, width = image.shape
     _, features, down, across = gradient.shape
     terms = shape.kernel[0] * shape.kernel[1] * channels
@@ -327,28 +256,7 @@ class Convolve(torch.autograd.Function):
 
 
 def convolve(image: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, relu: bool, precision: str) -> Tensor:
-    """Convolve each row's images with its own filters; can be differentiated once.
-
-    Parameters
-    ----------
-    image
-        Images ``[rows × samples, channels, height, width]``.
-    weight
-        Filters ``[rows, features, channels, kernel height, kernel width]``.
-    bias
-        Shifts ``[rows, features]``.
-    shape
-        The convolution's numbers; its stride must be 1.
-    relu
-        Whether to cut the result at zero.
-    precision
-        How products are rounded.
-
-    Returns
-    -------
-    Tensor
-        ``[rows × samples, features, down, across]``, channels last in memory.
-    """
+    """Convolve each row's images with its own filters; can be differentiated once."""
     function: Any = Convolve.apply
     out: Tensor = function(image, weight, bias, shape, relu, precision)
     return out

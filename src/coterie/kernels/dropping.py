@@ -97,24 +97,7 @@ class Drop(torch.autograd.Function):
 
 
 def drop(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
-    """Zero some elements of each row and scale the others; can be differentiated once.
-
-    Parameters
-    ----------
-    x
-        Rows, one after another.
-    key
-        A key for each row.
-    idle
-        A row where this is 0 is left as it is.
-    draw
-        Which elements are dropped.
-
-    Returns
-    -------
-    Tensor
-        Of the shape of ``x``.
-    """
+    """Zero some elements of each row and scale the others; can be differentiated once."""
     function: Any = Drop.apply
     out: Tensor = function(x, key, idle, draw)
     return out

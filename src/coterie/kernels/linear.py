@@ -168,24 +168,7 @@ def _power(least: int, number: int, most: int) -> int:
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
-    """Apply each row's layer to its samples.
-
-    Parameters
-    ----------
-    x
-        Samples ``[rows, samples, inside]``.
-    weight
-        Weights ``[rows, outside, inside]``.
-    bias
-        Shifts ``[rows, outside]``.
-    precision
-        How products are rounded.
-
-    Returns
-    -------
-    Tensor
-        ``[rows, samples, outside]``.
-    """
+    """Apply each row's layer to its samples."""
     rows, samples, inside = x.shape
     outside = weight.shape[1]
     m, n, k = _power(16, samples, MOST_SAMPLES), _power(16, outside, 64), _power(16, inside, 64)
@@ -219,22 +202,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> T
 
 
 def backward(gradient: Tensor, weight: Tensor, precision: str) -> Tensor:
-    """Give the gradient of the samples.
-
-    Parameters
-    ----------
-    gradient
-        Gradient of the results ``[rows, samples, outside]``.
-    weight
-        Weights ``[rows, outside, inside]``.
-    precision
-        How products are rounded.
-
-    Returns
-    -------
-    Tensor
-        ``[rows, samples, inside]``.
-    """
+    """Give the gradient of the samples."""
     rows, samples, outside = gradient.shape
     inside = weight.shape[2]
     gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
@@ -260,23 +228,7 @@ def backward(gradient: Tensor, weight: Tensor, precision: str) -> Tensor:
 
 
 def descend_(weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor, rate: Tensor, precision: str) -> None:
-    """Take a gradient step in place.
-
-    Parameters
-    ----------
-    weight
-        Weights ``[rows, outside, inside]``; changed.
-    bias
-        Shifts ``[rows, outside]``; changed.
-    x
-        Samples ``[rows, samples, inside]``.
-    gradient
-        Gradient of the results ``[rows, samples, outside]``.
-    rate
-        Step of each row ``[rows, 1]``.
-    precision
-        How products are rounded.
-    """
+    """Take a gradient step in place."""
     rows, samples, inside = x.shape
     outside = weight.shape[1]
     gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
@@ -328,24 +280,7 @@ class Apply(torch.autograd.Function):
 
 
 def apply(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
-    """Apply each row's layer; can be differentiated once, with respect to the samples.
-
-    Parameters
-    ----------
-    x
-        Samples ``[rows, samples, inside]``.
-    weight
-        Weights ``[rows, outside, inside]``.
-    bias
-        Shifts ``[rows, outside]``.
-    precision
-        How products are rounded.
-
-    Returns
-    -------
-    Tensor
-        ``[rows, samples, outside]``.
-    """
+    """Apply each row's layer; can be differentiated once, with respect to the samples."""
     function: Any = Apply.apply
     out: Tensor = function(x, weight, bias, precision)
     return out

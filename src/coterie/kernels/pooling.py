@@ -159,22 +159,7 @@ class Pool(torch.autograd.Function):
 
 
 def pool(image: Tensor, window: tuple[int, int], relu: bool) -> Tensor:
-    """Take the largest value of each of the windows that lie side by side; can be differentiated once.
-
-    Parameters
-    ----------
-    image
-        Images ``[samples, channels, height, width]``.
-    window
-        The windows' height and width.
-    relu
-        Whether to cut the result at zero.
-
-    Returns
-    -------
-    Tensor
-        ``[samples, channels, down, across]``, channels last in memory.
-    """
+    """Take the largest value of each of the windows that lie side by side; can be differentiated once."""
     function: Any = Pool.apply
     out: Tensor = function(image, window, relu)[0]
     return out

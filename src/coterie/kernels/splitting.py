@@ -75,40 +75,13 @@ def _run(kernel: Any, shape: tuple[int, ...], *arguments: Any, **constants: int)
 
 
 def split_centred(rows: Tensor, centre: Tensor, scale: Tensor, parts: Tensor) -> None:
-    """Cut ``(rows − centre) · scale`` into numbers of half precision.
-
-    Parameters
-    ----------
-    rows
-        A float32 matrix; columns lie side by side.
-    centre
-        A vector, one number a column.
-    scale
-        A power of two for each row.
-    parts
-        Where they go, ``[parts, rows, columns]``: the larger parts, what they leave, and the larger parts again; as
-        many of these as there is room for.
-    """
+    """Cut ``(rows − centre) · scale`` into numbers of half precision."""
     assert rows.stride(1) == parts.stride(2) == 1
     strides = rows.stride(0), parts.stride(0), parts.stride(1)
     _run(_split, rows.shape, rows, centre, scale, parts, *strides, PARTS=len(parts))
 
 
 def add_centre(sums: Tensor, scale: Tensor, share: Tensor, centre: Tensor, out: Tensor) -> None:
-    """Write ``sums · scale + share · centre``.
-
-    Parameters
-    ----------
-    sums
-        A float32 matrix; columns lie side by side, here and in ``out``.
-    scale
-        What each row is multiplied by.
-    share
-        How much of the centre each row gets.
-    centre
-        A vector, one number a column.
-    out
-        Where the result goes.
-    """
+    """Write ``sums · scale + share · centre``."""
     assert sums.stride(1) == out.stride(1) == 1
     _run(_add, sums.shape, sums, scale, share, centre, out, sums.stride(0), out.stride(0))

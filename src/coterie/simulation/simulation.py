@@ -284,8 +284,8 @@ class Simulation(Ownership):
         return self._made(clients, message.rows(len(clients)), round_number, briefly)
 
     def _made(self, clients: Tensor, message: Rows, round_number: int, briefly: bool = False) -> Rows:
-        here = self.engine.here(clients, Call(round_number, "personal"))
-        return self.algorithm.personal(here, self.clients.on_demand(clients, briefly), message)
+        context = self.engine.client_context(clients, Call(round_number, "personal"))
+        return self.algorithm.personal(context, self.clients.on_demand(clients, briefly), message)
 
     def exchange(self, cohort: Cohort, purpose: str) -> Exchange:
         """Give the function that delivers the asks of one round.

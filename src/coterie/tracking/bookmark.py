@@ -33,39 +33,16 @@ class Bookmark:
         self._round = int(entry.get("round", 0))
 
     def begin(self, run: str) -> None:
-        """Remember a run.
-
-        Parameters
-        ----------
-        run
-            What the tracker calls it.
-        """
+        """Remember a run."""
         self.run = run
         self._write()
 
     def is_new(self, round_number: int) -> bool:
-        """Say whether a round has not been told yet.
-
-        Parameters
-        ----------
-        round_number
-            The round.
-
-        Returns
-        -------
-        bool
-            Whether it is later than all that were.
-        """
+        """Say whether a round has not been told yet."""
         return round_number > self._round
 
     def told(self, round_number: int) -> None:
-        """Remember that a round has been told.
-
-        Parameters
-        ----------
-        round_number
-            The round.
-        """
+        """Remember that a round has been told."""
         self._round = round_number
         self._write()
 

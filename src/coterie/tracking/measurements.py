@@ -22,26 +22,7 @@ def measured(
 ) -> Measured:
     """Read what there is to tell of the round that was recorded last.
 
-    As in a summary, clients that attack are counted nowhere.
-
-    Parameters
-    ----------
-    folder
-        The run's folder.
-    round_number
-        The round.
-    honest
-        The clients that count.
-    primary
-        The primary metric, which says what is worst in an accuracy matrix.
-    stored
-        Whether some of it was recorded by a process that was stopped, and lies on the disk alone.
-
-    Returns
-    -------
-    Measured
-        What there is.
-    """
+    As in a summary, clients that attack are counted nowhere."""
     blocks, seconds, matrix = (_stored if stored else _latest)(folder, round_number)
     scalars: dict[str, float] = {}
     clients: dict[str, Vector] = {}
@@ -84,18 +65,7 @@ def _stored(folder: RunFolder, round_number: int) -> _Recorded:
 
 
 def tag(*parts: str) -> str:
-    """Join the parts of a name by slashes, in letters that every tracker takes.
-
-    Parameters
-    ----------
-    *parts
-        The parts.
-
-    Returns
-    -------
-    str
-        The name; whatever is neither letter, digit, ``_``, ``-`` nor ``.`` has become ``_``.
-    """
+    """Join the parts of a name by slashes, in letters that every tracker takes."""
     return "/".join(re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in parts)
 
 

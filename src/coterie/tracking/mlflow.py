@@ -41,7 +41,7 @@ class MLflow:
         self._bookmark: Bookmark | None = None
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run with the configuration as its parameters, or go on with it; see :meth:`Tracker.begin`."""
+        """Begin a run with the configuration as its parameters, or go on with it."""
         from mlflow.entities import Param
 
         self._bookmark = Bookmark(run.path, "mlflow")
@@ -58,13 +58,13 @@ class MLflow:
             self._client.log_batch(self._id, params=parameters[first : first + _PARAMETERS])
 
     def round(self, number: int, measured: Measured) -> None:
-        """Log the scalars; see :meth:`Tracker.round`."""
+        """Log the scalars."""
         if self._bookmark is not None and self._bookmark.is_new(number):
             self._log(measured.scalars, number)
             self._bookmark.told(number)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Log the result, and the summary as a file; see :meth:`Tracker.end`."""
+        """Log the result, and the summary as a file."""
         if self._id is None:
             return
         if summary is None:

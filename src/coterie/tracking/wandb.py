@@ -29,7 +29,7 @@ class WandB:
         self._bookmark: Bookmark | None = None
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run with the configuration, or go on with it; see :meth:`Tracker.begin`."""
+        """Begin a run with the configuration, or go on with it."""
         self._bookmark = Bookmark(run.path, "wandb")
         self._run = self._wandb.init(
             project=self._project,
@@ -44,7 +44,7 @@ class WandB:
         self._bookmark.begin(str(self._run.id))
 
     def round(self, number: int, measured: Measured) -> None:
-        """Log scalars, histograms over clients and an image of the weights; see :meth:`Tracker.round`."""
+        """Log scalars, histograms over clients and an image of the weights."""
         if self._bookmark is None or not self._bookmark.is_new(number):
             return
         found: dict[str, Any] = dict(measured.scalars)
@@ -55,7 +55,7 @@ class WandB:
         self._bookmark.told(number)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Put the result in the run's summary; see :meth:`Tracker.end`."""
+        """Put the result in the run's summary."""
         if self._run is None:
             return
         if summary is not None:

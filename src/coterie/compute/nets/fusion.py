@@ -20,20 +20,7 @@ Step = Literal["skip", "pool", "pool, cut", "convolve, cut"]
 
 
 def plan(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Step]:
-    """Say which nodes of a graph are computed otherwise than they stand.
-
-    Parameters
-    ----------
-    graph
-        The graph.
-    modules
-        The modules that it calls.
-
-    Returns
-    -------
-    dict
-        For those nodes what becomes of them; a skipped one hands on what it is given.
-    """
+    """Say which nodes of a graph are computed otherwise than they stand."""
     steps: dict[fx.Node, Step] = {}
     for node in graph.nodes:
         if _module(node, modules, nn.MaxPool2d) and not modules[str(node.target)].return_indices:
@@ -62,22 +49,7 @@ def _is_relu(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
 
 
 def pooled(layer: nn.MaxPool2d, x: Tensor, cut: bool) -> Tensor:
-    """Take the largest value of each window.
-
-    Parameters
-    ----------
-    layer
-        The windows.
-    x
-        Images ``[samples, channels, height, width]``.
-    cut
-        Whether to cut the result at zero.
-
-    Returns
-    -------
-    Tensor
-        The result.
-    """
+    """Take the largest value of each window."""
     window, stride = _pair(layer.kernel_size), _pair(layer.stride)
     side_by_side = window == stride and _pair(layer.padding) == (0, 0) and _pair(layer.dilation) == (1, 1)
     if side_by_side and not layer.ceil_mode and window[0] * window[1] < 100 and x.dim() == 4 and kernels.usable(x):

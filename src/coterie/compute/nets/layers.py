@@ -25,20 +25,7 @@ Form = Callable[[Any, Rows, Tensor, int, Convolution], Tensor]
 
 
 def few_samples(batch: Tensor, most: int) -> bool:
-    """Say whether a layer's time is that of reading its weights rather than of computing with them.
-
-    Parameters
-    ----------
-    batch
-        Samples ``[rows, samples, features]``.
-    most
-        How many samples count as few.
-
-    Returns
-    -------
-    bool
-        Whether there are few samples a row.
-    """
+    """Say whether a layer's time is that of reading its weights rather than of computing with them."""
     return batch.shape[1] <= most and batch.stride(2) == 1
 
 
@@ -64,28 +51,7 @@ def _linear(layer: nn.Linear, weights: Rows, x: Tensor, rows: int, convolution: 
 def convolved(
     layer: nn.Conv2d, weights: Rows, x: Tensor, rows: int, convolution: Convolution, cut: bool = False
 ) -> Tensor:
-    """Convolve each row's images with its own filters.
-
-    Parameters
-    ----------
-    layer
-        The convolution's numbers.
-    weights
-        Its parameters, stacked.
-    x
-        Images of all rows.
-    rows
-        How many rows there are.
-    convolution
-        How.
-    cut
-        Whether to cut the result at zero.
-
-    Returns
-    -------
-    Tensor
-        Images of all rows.
-    """
+    """Convolve each row's images with its own filters."""
     weight, bias = weights["weight"], weights.get("bias")
     plain_padding = isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
     simple = plain_padding and layer.groups == 1 and set(layer.stride) == {1}
@@ -254,15 +220,7 @@ class Tap:
     watched: Tensor
 
     def update_(self, gradient: Tensor, rate: Tensor) -> None:
-        """Step the parameters.
-
-        Parameters
-        ----------
-        gradient
-            Gradient of what was watched.
-        rate
-            Step of each row ``[rows, 1]``.
-        """
+        """Step the parameters."""
         rows = len(rate)
         if self.entered is None:
             (weight,) = self.weights.values()

@@ -56,11 +56,11 @@ class RowNet:
         self._columns: dict[tuple[str, ...], Columns] = {}
 
     def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """Apply the model; see :meth:`coterie.algorithms.base.Net.outputs`."""
+        """Apply the model."""
         raise ModelError("RowNet is the common part of the nets and computes nothing itself")
 
     def sub(self, *path: str | slice) -> RowNet:
-        """Give a part of the model as a net of its own; see :meth:`coterie.algorithms.base.Net.sub`."""
+        """Give a part of the model as a net of its own."""
         place = tuple(map(str, path))
         if place not in self._subs:
             part: Any = self.module
@@ -78,7 +78,7 @@ class RowNet:
         return self._subs[place]
 
     def columns(self, *path: str | slice) -> Columns:
-        """Say where a part's parameters lie in a row; see :meth:`coterie.algorithms.base.Net.columns`."""
+        """Say where a part's parameters lie in a row."""
         place = tuple(map(str, path))
         if place not in self._columns:
             theirs = {id(value) for value in self.sub(*path).module.parameters()}
@@ -89,7 +89,7 @@ class RowNet:
 
     @property
     def split(self) -> int:
-        """How many layers of the body a client holds; see :attr:`coterie.algorithms.base.Net.split`."""
+        """How many layers of the body a client holds."""
         declared = getattr(self.module, "split", None)
         if not isinstance(declared, int):
             raise ModelError(
@@ -112,7 +112,7 @@ class ModuleNet(RowNet):
     """The plain module, one row after another."""
 
     def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """Apply the model; see :meth:`coterie.algorithms.base.Net.outputs`."""
+        """Apply the model."""
         named = self._named(params, key)
         rows = [
             torch.func.functional_call(self.module, {name: value[row] for name, value in named.items()}, (x[row],))
@@ -125,7 +125,7 @@ class VmapNet(RowNet):
     """The module, vectorised over rows by ``torch.func.vmap``."""
 
     def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """Apply the model; see :meth:`coterie.algorithms.base.Net.outputs`."""
+        """Apply the model."""
         named = self._named(params, key)
         out: Tensor = torch.func.vmap(lambda p, s: torch.func.functional_call(self.module, p, (s,)))(named, x)
         return out
@@ -170,7 +170,7 @@ class StackedNet(RowNet):
         return make_net(layers, _layout_of(layers), "stacked", self.convolution)
 
     def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """Apply the model; see :meth:`coterie.algorithms.base.Net.outputs`."""
+        """Apply the model."""
         return self._walk(self.layout.views(params), x, key, None)
 
     def _walk(self, named: Rows, x: Tensor, key: Tensor | None, taps: list[Tap] | None) -> Tensor:
@@ -241,19 +241,7 @@ class StackedNet(RowNet):
         """Take a gradient step in place, never holding the gradient of a linear layer.
 
         The gradient of a linear layer's weights is a product of two small matrices, what came in and what the loss says
-        of what came out; it is added to the weights as it is multiplied, so that they are read and written once.
-
-        Parameters
-        ----------
-        params
-            Rows ``[rows, parameters]``; changed to ``params − rate · gradient``.
-        rate
-            Step of each row ``[rows, 1]``.
-        batch
-            The samples.
-        losses
-            From outputs to a loss for each row.
-        """
+        of what came out; it is added to the weights as it is multiplied, so that they are read and written once."""
         taps: list[Tap] = []
         with torch.enable_grad():
             total = losses(self._walk(self.layout.views(params), batch.x, batch.key, taps)).sum()
@@ -273,24 +261,7 @@ class _Tracer(fx.Tracer):
 def make_net(
     module: nn.Module, layout: Layout, kernel: Kernel = "stacked", convolution: Convolution = "auto"
 ) -> RowNet:
-    """Make the net of a kernel, falling back to :class:`VmapNet` where a module has no stacked form.
-
-    Parameters
-    ----------
-    module
-        The model.
-    layout
-        Where its parameters lie in a row.
-    kernel
-        Which way to compute.
-    convolution
-        How :class:`StackedNet` computes convolutions.
-
-    Returns
-    -------
-    RowNet
-        The net.
-    """
+    """Make the net of a kernel, falling back to :class:`VmapNet` where a module has no stacked form."""
     if kernel == "module":
         return ModuleNet(module, layout)
     if kernel == "stacked":
@@ -302,24 +273,7 @@ def make_net(
 
 
 def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float) -> bool:
-    """Say whether two nets compute the same outputs, and keep rows apart, on given samples.
-
-    Parameters
-    ----------
-    net
-        The net in question.
-    reference
-        The net to trust.
-    x
-        Samples ``[rows, samples, ...]``.
-    tolerance
-        Largest relative difference allowed.
-
-    Returns
-    -------
-    bool
-        Whether they agree.
-    """
+    """Say whether two nets compute the same outputs, and keep rows apart, on given samples."""
     row = reference.layout.row_of(dict(reference.module.named_parameters()))
     spread = torch.arange(1, len(x) + 1, dtype=row.dtype, device=row.device).unsqueeze(1)
     params = row * (1 + 0.1 * spread) + 0.01 * torch.sin(spread * torch.arange(len(row), device=row.device))

@@ -39,22 +39,7 @@ class Dirichlet(Scheme):
     overlap: bool = Field(False, description="every client draws from the whole data, so clients may share samples")
 
     def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Draw shares until every client has enough, then deal every class by them.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            Parts that together hold all samples, unless they overlap.
-        """
+        """Draw shares until every client has enough, then deal every class by them."""
         draw = stream(seed, "partition: dirichlet")
         counts = self._counts(deck, clients, draw)
         members = shuffled_classes(deck.labels, deck.classes, draw)
@@ -135,27 +120,7 @@ class Quantity(Scheme):
     overlap: bool = Field(False, description="every client draws from the whole data, so clients may share samples")
 
     def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Draw sizes and deal random parts of them.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            Parts that together hold all samples, unless they overlap.
-
-        Raises
-        ------
-        PartitionError
-            If there are too few samples for that many clients.
-        """
+        """Draw sizes and deal random parts of them."""
         draw = stream(seed, "partition: quantity")
         asked = deck.min_samples if self.min_samples is None else self.min_samples
         least = _least(len(deck), clients) if asked is None else asked
@@ -186,27 +151,7 @@ class Hybrid(Scheme):
     beta: float = Field(0.5, gt=0, description="concentration of the sizes of the second half")
 
     def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Reserve a random half of every class for each half of the clients, and deal each its way.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            One part a client.
-
-        Raises
-        ------
-        PartitionError
-            If there are fewer than two clients.
-        """
+        """Reserve a random half of every class for each half of the clients, and deal each its way."""
         if clients < 2:
             raise PartitionError(self.cannot("one client cannot be two halves", "use at least 2 clients"))
         draw = stream(seed, "partition: hybrid")
@@ -228,26 +173,7 @@ def _least(total: int, clients: int) -> int:
 def quantities(total: int, clients: int, beta: float, least: int, draw: np.random.Generator) -> Indices:
     """Draw sizes in proportion to Dir(beta), none below ``least``, that sum to the total.
 
-    Clients whose share is too small get ``least``; the others share the rest in proportion.
-
-    Parameters
-    ----------
-    total
-        How many samples there are, at least ``clients * least``.
-    clients
-        How many clients there are.
-    beta
-        Concentration of the draw.
-    least
-        Fewest samples of a client.
-    draw
-        Where the numbers come from.
-
-    Returns
-    -------
-    Indices
-        One size a client.
-    """
+    Clients whose share is too small get ``least``; the others share the rest in proportion."""
     shares = draw.dirichlet(np.full(clients, beta))
     poor = np.zeros(clients, dtype=bool)
     while True:

@@ -21,22 +21,7 @@ class Iid(Scheme):
     )
 
     def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal equal random parts.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            Parts whose sizes differ by at most 1.
-        """
+        """Deal equal random parts."""
         order = stream(seed, "partition: iid").permutation(len(deck))
         return Deal(np.array_split(order, clients))
 
@@ -57,22 +42,7 @@ class Quality(Scheme):
     contiguous: bool = Field(False, description="cut the samples in stored order, without shuffling them first")
 
     def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal equal parts and the noise levels.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            With ``noise`` filled in.
-        """
+        """Deal equal parts and the noise levels."""
         order = np.arange(len(deck)) if self.contiguous else stream(seed, "partition: quality").permutation(len(deck))
         level = self.sigma * np.arange(clients) / clients
         noise = (np.sqrt(level) if self.variance else level).astype(np.float32)

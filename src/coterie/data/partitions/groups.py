@@ -78,27 +78,7 @@ class Groups(Scheme):
     test: int | None = Field(None, ge=1, description="test samples of a client; auto: in proportion")
 
     def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal training samples without replacement and test samples client by client.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            With ``test`` and ``groups`` filled in.
-
-        Raises
-        ------
-        PartitionError
-            If the classes have too few samples, or the sizes do not fit the groups.
-        """
+        """Deal training samples without replacement and test samples client by client."""
         draw = stream(seed, "partition: groups")
         pool, test_pool = self._pools(deck, draw)
         plan, counts = self._plan(deck, clients, np.array([len(samples) for samples in pool]), seed)

@@ -25,22 +25,7 @@ class Shards(Scheme):
     per_client: int = Field(2, ge=1, description="shards of each client")
 
     def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal shards.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            Parts that together hold all samples.
-        """
+        """Deal shards."""
         draw = stream(seed, "partition: shards")
         pieces = np.array_split(
             np.concatenate(shuffled_classes(deck.labels, deck.classes, draw)), clients * self.per_client
@@ -63,27 +48,7 @@ class Pathological(Scheme):
     least: int = Field(1, ge=1, description="smallest piece of a class when they are not balanced")
 
     def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal classes to clients, then each class's samples to its holders.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            Parts that together hold all samples.
-
-        Raises
-        ------
-        PartitionError
-            If the clients cannot hold all classes, or a class has too few samples for its holders.
-        """
+        """Deal classes to clients, then each class's samples to its holders."""
         if self.classes > deck.classes:
             raise PartitionError(
                 self.cannot(
@@ -152,45 +117,13 @@ class QLabel(Scheme):
     q: int = Field(2, ge=1, description="pieces of each client; two of them may be of one class")
 
     def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal pieces of classes; pieces that are left over are dropped.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            One part a client.
-        """
+        """Deal pieces of classes; pieces that are left over are dropped."""
         draw = stream(seed, "partition: q_label")
         return Deal(q_label(shuffled_classes(deck.labels, deck.classes, draw), clients, self.q, draw))
 
 
 def q_label(members: list[Indices], clients: int, q: int, draw: np.random.Generator) -> list[Indices]:
-    """Deal ``q`` pieces of classes to every client.
-
-    Parameters
-    ----------
-    members
-        The samples of each class, in a random order.
-    clients
-        How many clients there are.
-    q
-        Pieces a client.
-    draw
-        Where the order of the pieces comes from.
-
-    Returns
-    -------
-    list[Indices]
-        One part a client.
-    """
+    """Deal ``q`` pieces of classes to every client."""
     count = -(-q * clients // len(members))
     pieces = [piece for samples in members for piece in np.array_split(samples, count)]
     order = draw.permutation(len(pieces))[: q * clients].reshape(clients, q)

@@ -23,27 +23,7 @@ class Natural(Scheme):
     least: int = Field(0, ge=0, description="leave out owners with fewer samples")
 
     def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal whole owners; those left over when they do not divide are left out.
-
-        Parameters
-        ----------
-        deck
-            The samples, with their owners.
-        clients
-            How many clients there are.
-        seed
-            Not used: nothing is drawn.
-
-        Returns
-        -------
-        Deal
-            With ``groups`` filled in where the owners' groups are known and no client mixes two.
-
-        Raises
-        ------
-        PartitionError
-            If the data have no owners, or too few.
-        """
+        """Deal whole owners; those left over when they do not divide are left out."""
         if deck.owner is None:
             raise PartitionError(
                 self.cannot(
