@@ -7,6 +7,7 @@ from coterie.algorithms.base import (
     ClientContext,
     Cohort,
     Fold,
+    FullPass,
     Info,
     Message,
     Minibatches,
@@ -18,7 +19,6 @@ from coterie.algorithms.base import (
     State,
     Task,
     Weights,
-    Whole,
 )
 from coterie.algorithms.local_training import LocalTraining, Optimiser, ProximalTraining
 from coterie.algorithms.registry import get, make, names, register
@@ -30,6 +30,7 @@ __all__ = [
     "ClientContext",
     "Cohort",
     "Fold",
+    "FullPass",
     "Info",
     "LocalTraining",
     "Message",
@@ -44,7 +45,6 @@ __all__ = [
     "State",
     "Task",
     "Weights",
-    "Whole",
     "get",
     "make",
     "names",

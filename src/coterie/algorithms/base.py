@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from coterie.algorithms.client import Batch, ClientContext, Fold, Minibatches, Net, Task, Whole
+from coterie.algorithms.client import Batch, ClientContext, Fold, FullPass, Minibatches, Net, Task
 from coterie.algorithms.messages import Ask, Cohort, Message, Replies, Start, Weights
 from coterie.rows import Rows
 
@@ -33,6 +33,7 @@ __all__ = [
     "ClientContext",
     "Cohort",
     "Fold",
+    "FullPass",
     "Info",
     "Message",
     "Minibatches",
@@ -44,7 +45,6 @@ __all__ = [
     "State",
     "Task",
     "Weights",
-    "Whole",
 ]
 
 State = dict[str, Tensor]

@@ -249,7 +249,7 @@ class Minibatches:
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullPass:
     """One pass over all samples of a split in a fixed order, in evaluation mode: for losses and full gradients.
 
     Parameters
@@ -279,7 +279,7 @@ class Fold:
         What to do after the pass, before the next one.
     """
 
-    over: Minibatches | Whole
+    over: Minibatches | FullPass
     step: Callable[..., Rows]
     then: Callable[[ClientContext, Rows], Rows] | None = None
 

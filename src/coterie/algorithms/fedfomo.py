@@ -43,13 +43,13 @@ from coterie.algorithms.base import (
     ClientContext,
     Cohort,
     Fold,
+    FullPass,
     Message,
     Round,
     Start,
     State,
     Task,
     Weights,
-    Whole,
 )
 from coterie.algorithms.local_training import LocalTraining, ProximalTraining
 from coterie.algorithms.server_math.fomo import fomo_weights
@@ -91,7 +91,7 @@ class FirstOrderTraining(ProximalTraining):
 
     def folds(self) -> tuple[Fold, ...]:
         """Judge and move, then train."""
-        return Fold(Whole("validation"), self.judge, self.move), *super().folds()
+        return Fold(FullPass("validation"), self.judge, self.move), *super().folds()
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
         """Keep the trained model; send it with the weights."""

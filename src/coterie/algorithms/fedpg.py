@@ -51,6 +51,7 @@ from coterie.algorithms.base import (
     ClientContext,
     Cohort,
     Fold,
+    FullPass,
     Info,
     Message,
     Minibatches,
@@ -61,7 +62,6 @@ from coterie.algorithms.base import (
     State,
     Task,
     Weights,
-    Whole,
 )
 from coterie.algorithms.fedsgd import FullGradient
 from coterie.algorithms.local_training import Optimiser
@@ -107,7 +107,7 @@ class PseudoGradient(KeptGradient):
 
     def folds(self) -> tuple[Fold, ...]:
         """Train, then measure the loss."""
-        return Fold(self.data, self.train), Fold(Whole(), self.step)
+        return Fold(self.data, self.train), Fold(FullPass(), self.step)
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
         """Send the displacement over the learning rate."""

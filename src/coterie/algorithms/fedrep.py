@@ -42,8 +42,8 @@ from coterie.algorithms.base import (
     State,
     Task,
 )
+from coterie.algorithms.body_and_head import PartsTraining, apply_parts, join_parts, require_parts
 from coterie.algorithms.local_training import LocalTraining
-from coterie.algorithms.parts import PartsTraining, apply_parts, join_parts, require_parts
 from coterie.algorithms.server_math.robust import mean
 from coterie.errors import ModelError
 from coterie.rows import Rows

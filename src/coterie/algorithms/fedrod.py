@@ -41,8 +41,8 @@ from coterie.algorithms.base import (
     State,
     Task,
 )
+from coterie.algorithms.body_and_head import PartsTraining, require_parts
 from coterie.algorithms.fedavg import FedAvg
-from coterie.algorithms.parts import PartsTraining, require_parts
 from coterie.models.problem import LOSSES
 from coterie.rows import Rows
 

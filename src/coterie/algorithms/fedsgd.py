@@ -29,13 +29,13 @@ from coterie.algorithms.base import (
     ClientContext,
     Cohort,
     Fold,
+    FullPass,
     Message,
     Personalise,
     Round,
     Start,
     State,
     Task,
-    Whole,
 )
 from coterie.rows import Rows, mix
 
@@ -59,7 +59,7 @@ class FullGradient(Task):
 
     def folds(self) -> tuple[Fold, ...]:
         """One pass over all samples."""
-        return (Fold(Whole(), self.step),)
+        return (Fold(FullPass(), self.step),)
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
         """Send the gradient."""

@@ -40,13 +40,13 @@ from coterie.algorithms.base import (
     ClientContext,
     Cohort,
     Fold,
+    FullPass,
     Info,
     Message,
     Replies,
     Start,
     State,
     Task,
-    Whole,
 )
 from coterie.algorithms.fedpg import FedPG
 from coterie.algorithms.server_math.common_descent import CommonDescent
@@ -79,7 +79,7 @@ class Trial(Task):
 
     def folds(self) -> tuple[Fold, ...]:
         """One pass over all samples."""
-        return (Fold(Whole(), self.step),)
+        return (Fold(FullPass(), self.step),)
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
         """Keep the direction, send the losses."""

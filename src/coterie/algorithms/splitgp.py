@@ -49,8 +49,8 @@ from coterie.algorithms.base import (
     State,
     Task,
 )
+from coterie.algorithms.body_and_head import PartsTraining, probe, require_parts
 from coterie.algorithms.fedavg import FedAvg
-from coterie.algorithms.parts import PartsTraining, probe, require_parts
 from coterie.rows import Rows
 
 

@@ -1,4 +1,4 @@
-"""The face of an engine: it runs the client's half for some clients, and applies models to their samples."""
+"""What an engine is: it runs the client's half for some clients, and applies models to their samples."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Engine(abc.ABC):
 
     def __init__(self, problem: Problem, samples: Samples, seed: int) -> None:
         self.problem, self.samples, self.seed = problem, samples, seed
-        self.sizes = {split: samples.sizes(split) for split in ("train", "validation", "test")}
+        splits: tuple[Split, ...] = ("train", "validation", "test")
+        self.sizes = {split: samples.sizes(split) for split in splits}
         self.host_sizes = {split: sizes.cpu() for split, sizes in self.sizes.items()}
 
     @property
@@ -67,7 +68,7 @@ class Engine(abc.ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that computes."""
         return self.samples.y.device
 
     @property
@@ -76,25 +77,32 @@ class Engine(abc.ABC):
         return {"engine": self.name, "threads": torch.get_num_threads(), "device": str(self.device)}
 
     def rounding(self) -> contextlib.AbstractContextManager[None]:
-        """Let products on a GPU be rounded as the engine was told, the server's too."""
+        """Return a context in which a GPU rounds products, also the server's, as the engine was configured to."""
         return contextlib.nullcontext()
 
     @abc.abstractmethod
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
-        """Run a task."""
+        """Run a task for some clients, in increasing order, on a row of state and of message for each.
+
+        Returns what changes in their state, and their replies, in the order of ``clients``.
+        """
 
     @abc.abstractmethod
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
-        """Apply each client's model to its own samples."""
+        """Apply each client's model to its own samples of a split.
+
+        ``rows`` has a row for each client, or is one model without a client axis if ``shared``. Returns the outputs
+        ``[samples of all these clients, ...]``, client after client.
+        """
 
     def predict_all(
         self, predict: Predict, rows: Rows, clients: Tensor, splits: tuple[Split, ...], shared: bool = False
     ) -> list[Tensor]:
-        """Apply each client's model to its own samples of several splits."""
+        """Do what :meth:`predict` does for several splits, in each of which some client has samples."""
         return [self.predict(predict, rows, clients, split, shared) for split in splits]
 
     def client_context(self, clients: Tensor, call: Call, host: Tensor | None = None) -> ClientContext:
-        """Say what clients know about themselves."""
+        """Return what clients know about themselves; ``host`` are their numbers on the host, if the caller has them."""
         return ClientContext(
             clients=clients,
             round=call.round,
@@ -107,14 +115,14 @@ class Engine(abc.ABC):
         )
 
     def key(self, purpose: str, clients: Tensor, call: Call, fold: int = 0) -> Tensor:
-        """Give stream keys for a purpose within a call."""
+        """Return a stream key for each client, for one purpose within a call and a fold."""
         key = randomness.keys(self.seed, f"{call.purpose} {purpose}", call.round, clients)
         if key.device.type != "cpu":
             return randomness.fold_in(randomness.fold_in(key, call.exchange), fold)
         return torch.from_numpy(randomness.fold_in(randomness.fold_in(key.numpy(), call.exchange), fold))
 
     def epochs(self, over: Minibatches, clients: Tensor, call: Call, fold: int) -> Tensor:
-        """Give each client's number of epochs."""
+        """Return each client's number of epochs, drawn where a range is given."""
         if isinstance(over.epochs, int):
             return torch.full_like(clients, over.epochs)
         low, high = over.epochs
@@ -123,12 +131,12 @@ class Engine(abc.ABC):
 
 
 def take(rows: Rows, index: Tensor | slice) -> Rows:
-    """Give some rows of every name."""
+    """Return some rows of every name; a slice gives views."""
     return {name: value[index] for name, value in rows.items()}
 
 
 def pick(message: Rows, places: Tensor) -> Rows:
-    """Give some rows of a message."""
+    """Return some rows of a message; what all clients get alike is one row with stride 0 and is not copied."""
     return {
         name: value[:1].expand(len(places), *value.shape[1:])
         if value.shape[0] > 1 and value.stride(0) == 0
@@ -138,7 +146,7 @@ def pick(message: Rows, places: Tensor) -> Rows:
 
 
 def join(pieces: list[Rows]) -> Rows:
-    """Put rows one after another."""
+    """Put rows with the same names one after another."""
     if len(pieces) == 1:
         return pieces[0]
     return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}

@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie import randomness
 from coterie.algorithms.base import Batch, ClientContext, Fold, Minibatches, Net, Task
 from coterie.compute.engine import Call, Engine, Predict, join, take
-from coterie.compute.nets.row_nets import ModuleNet
+from coterie.compute.nets.row_net import ModuleNet
 from coterie.compute.samples import Samples, Split
 from coterie.models.problem import Problem
 from coterie.rows import Rows

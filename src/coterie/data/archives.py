@@ -111,11 +111,11 @@ class Archived(Source):
     @classmethod
     def verify(cls, path: Path, name: str) -> None:
         """Read one file through and refuse it if it is not whole."""
-        with Reader(path, cls.checksums.get(name)) as reader:
+        with ArchiveReader(path, cls.checksums.get(name)) as reader:
             reader.skip_rest()
 
 
-class Reader:
+class ArchiveReader:
     """Read a file, gzipped or not, in order and in exact amounts, and check its md5 at the end.
 
     Parameters

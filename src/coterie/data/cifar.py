@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 
-from coterie.data.archives import Archived, Bytes, Download, Reader
+from coterie.data.archives import Archived, ArchiveReader, Bytes, Download
 from coterie.data.dataset import Dataset
 
 _CITATION = "Krizhevsky, Learning multiple layers of features from tiny images, University of Toronto, 2009"
@@ -31,7 +31,7 @@ def _read(
     y = np.empty((total, label_bytes), dtype=np.int64)
     first = 0
     for name, count in counts.items():
-        with Reader(source.find(data, name), source.checksums.get(name)) as reader:
+        with ArchiveReader(source.find(data, name), source.checksums.get(name)) as reader:
             for part, content in reader.records(count, label_bytes + _PIXELS):
                 y[first : first + count][part] = content[:, :label_bytes]
                 x[first : first + count][part] = content[:, label_bytes:].reshape(-1, 3, 32, 32)

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from coterie.data.archives import Archived, Download, Reader
+from coterie.data._idx import FLAME, SIDE, UNIT, open_idx, read_idx
+from coterie.data.archives import Archived, ArchiveReader, Download
 from coterie.data.dataset import Dataset
-from coterie.data.idx import FLAME, SIDE, UNIT, open_idx, read_idx
 
 _BALANCED = string.digits + string.ascii_uppercase + "abdefghnqrt"  # other lower-case letters are merged with upper
 
@@ -74,7 +74,7 @@ class Emnist(Archived):
         wanted = cls.splits[split]["-test-" in name]
         images = "-images-" in name
         shape = (SIDE, SIDE) if images else ()
-        with Reader(path) as reader:
+        with ArchiveReader(path) as reader:
             for _ in open_idx(reader, wanted, *shape).records(wanted, math.prod(shape)):
                 pass
             reader.finish()

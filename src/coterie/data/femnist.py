@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 
+from coterie.data._idx import SIDE
 from coterie.data.archives import Archived, Bytes
 from coterie.data.dataset import Dataset
-from coterie.data.idx import SIDE
 from coterie.errors import DataError
 
 Writer = tuple[str, Bytes, npt.NDArray[np.int64]]

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from coterie.data._images import image_files, read_images
 from coterie.data.archives import Archived
 from coterie.data.dataset import Dataset
-from coterie.data.images import image_files, read_images
 from coterie.errors import DataError
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from coterie.data._idx import FLAME, UNIT, read_idx
 from coterie.data.archives import Archived, Download
 from coterie.data.dataset import Dataset
-from coterie.data.idx import FLAME, UNIT, read_idx
 
 FILES = (
     "train-images-idx3-ubyte",

@@ -15,8 +15,8 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
+from coterie.data._images import image_files, read_images
 from coterie.data.dataset import Dataset, Source
-from coterie.data.images import image_files, read_images
 from coterie.errors import DataError
 
 Task = Literal["multiclass", "binary", "regression"]

@@ -15,13 +15,13 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coterie.kernels.windows import filters_kernel, windows_kernel
+from coterie.kernels._convolution_kernels import filters_kernel, windows_kernel
 
 _PROGRAMS = 1056
 """Programs that keep a device busy: a few on each of its processors."""
 
 
-class Shape(NamedTuple):
+class ConvolutionGeometry(NamedTuple):
     """The numbers of a convolution.
 
     Parameters
@@ -85,7 +85,7 @@ def tiles_of(kind: str, features: int, terms: int, precision: str) -> Tiles:
     return Tiles(128, _power(16, features, 64), 32, 4, 3)
 
 
-def _constants(shape: Shape) -> dict[str, int]:
+def _constants(shape: ConvolutionGeometry) -> dict[str, int]:
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = shape
     return {
         "KERNEL_H": kh,
@@ -103,7 +103,7 @@ def images_with_filters(
     image: Tensor,
     filters: Tensor,
     bias: Tensor | None,
-    shape: Shape,
+    shape: ConvolutionGeometry,
     size: tuple[int, int],
     *,
     relu: bool = False,
@@ -154,7 +154,7 @@ def filters_gradient(
     image: Tensor,
     gradient: Tensor,
     rows: int,
-    shape: Shape,
+    shape: ConvolutionGeometry,
     *,
     bias: bool,
     mask: Tensor | None = None,
@@ -208,11 +208,13 @@ def filters_gradient(
     return out.sum(0), None if shifts is None else shifts.sum(0)
 
 
-class Convolve(torch.autograd.Function):
+class RowConvolution(torch.autograd.Function):
     """Convolution with stride 1, shift and, if wanted, a cut at zero, of each row with its own filters."""
 
     @staticmethod
-    def forward(image: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, relu: bool, precision: str) -> Tensor:
+    def forward(
+        image: Tensor, weight: Tensor, bias: Tensor | None, shape: ConvolutionGeometry, relu: bool, precision: str
+    ) -> Tensor:
         """Convolve ``[rows × samples, channels, height, width]`` with ``[rows, features, channels, ...]``."""
         rows = len(weight)
         filters = weight.permute(0, 3, 4, 2, 1).reshape(rows, -1, weight.shape[1]).contiguous()
@@ -244,7 +246,7 @@ class Convolve(torch.autograd.Function):
             padding = tuple(
                 d * (k - 1) - p for d, k, p in zip(shape.dilation, shape.kernel, shape.padding, strict=True)
             )
-            back = Shape(shape.kernel, (1, 1), padding, shape.dilation)
+            back = ConvolutionGeometry(shape.kernel, (1, 1), padding, shape.dilation)
             of_image = images_with_filters(
                 gradient, turned, None, back, image.shape[2:], mask=output, precision=ctx.precision, kind="images"
             )
@@ -255,8 +257,10 @@ class Convolve(torch.autograd.Function):
         return of_image, of_weight, of_bias, None, None, None
 
 
-def convolve(image: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, relu: bool, precision: str) -> Tensor:
+def convolve(
+    image: Tensor, weight: Tensor, bias: Tensor | None, shape: ConvolutionGeometry, relu: bool, precision: str
+) -> Tensor:
     """Convolve each row's images with its own filters; can be differentiated once."""
-    function: Any = Convolve.apply
+    function: Any = RowConvolution.apply
     out: Tensor = function(image, weight, bias, shape, relu, precision)
     return out

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coterie.kernels.products import product
+from coterie.kernels._tile_product import tile_product
 
 MOST_SAMPLES = 64
 """With more samples the layer is a matter of arithmetic, and the library's products are the better ones."""
@@ -65,7 +65,7 @@ def _forward(
             mask=(n < OUTSIDE)[None, :] & (k < end)[:, None],
             other=0.0,
         )
-        sums = product(given, factors, sums, PRECISION)
+        sums = tile_product(given, factors, sums, PRECISION)
     if BIAS and part == 0:
         sums += tl.load(bias + row * bias_row + n, mask=n < OUTSIDE, other=0.0)[None, :]
     to = ((part * rows + row) * SAMPLES + m)[:, None] * OUTSIDE + n[None, :]
@@ -106,7 +106,7 @@ def _backward(
             mask=(n < OUTSIDE)[:, None] & (i < INSIDE)[None, :],
             other=0.0,
         )
-        sums = product(given, factors, sums, PRECISION)
+        sums = tile_product(given, factors, sums, PRECISION)
     to = (row * SAMPLES + m)[:, None] * INSIDE + i[None, :]
     tl.store(out + to, sums, mask=(m < SAMPLES)[:, None] & (i < INSIDE)[None, :])
 
@@ -156,7 +156,7 @@ def _descend(
     at = weight + row * weight_row + (n * weight_out)[:, None] + i[None, :]
     old = tl.load(at, mask=there, other=0.0)
     # The old weights are added last: to sum on top of them would round every term to their size.
-    change = product(step, given, tl.zeros((N, K), dtype=tl.float32), PRECISION)
+    change = tile_product(step, given, tl.zeros((N, K), dtype=tl.float32), PRECISION)
     tl.store(at, old + change, mask=there)
     if BIAS and tl.program_id(0) % across == 0:
         shift = bias + row * bias_row + n
@@ -257,7 +257,7 @@ def descend_(weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor, r
     )
 
 
-class Apply(torch.autograd.Function):
+class LinearLayer(torch.autograd.Function):
     """A layer whose own parameters need no gradient."""
 
     @staticmethod
@@ -281,6 +281,6 @@ class Apply(torch.autograd.Function):
 
 def apply(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
     """Apply each row's layer; can be differentiated once, with respect to the samples."""
-    function: Any = Apply.apply
+    function: Any = LinearLayer.apply
     out: Tensor = function(x, weight, bias, precision)
     return out

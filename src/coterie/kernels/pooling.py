@@ -91,7 +91,7 @@ def _up(
     tl.store(out + at, tl.load(gradient + of, mask=mine, other=0.0), mask=inside)
 
 
-class Pool(torch.autograd.Function):
+class MaxPool(torch.autograd.Function):
     """Maximum over windows that lie side by side, cut at zero if wanted; results lie channels last."""
 
     @staticmethod
@@ -160,6 +160,6 @@ class Pool(torch.autograd.Function):
 
 def pool(image: Tensor, window: tuple[int, int], relu: bool) -> Tensor:
     """Take the largest value of each of the windows that lie side by side; can be differentiated once."""
-    function: Any = Pool.apply
+    function: Any = MaxPool.apply
     out: Tensor = function(image, window, relu)[0]
     return out

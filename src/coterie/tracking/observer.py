@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from coterie.runs.storage import RunFolder
+from coterie.tracking._measurements import measured
 from coterie.tracking.base import TrackedRun, Tracker, TrackerWarning
-from coterie.tracking.measurements import measured
 
 
 class TrackerObserver:

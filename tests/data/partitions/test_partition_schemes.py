@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coterie.data import Dataset
 from coterie.data.partitions import SCHEMES, Deck, Shares, describe, parse, share_out
 from coterie.data.partitions.dirichlet import Dirichlet, quantities
-from coterie.data.partitions.labels import Pathological
+from coterie.data.partitions.label_skew import Pathological
 from coterie.data.partitions.scheme import apportion
 from coterie.errors import ConfigError, PartitionError, UnknownName
 from coterie.randomness import stream

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from coterie.data.partitions.labels import q_label
+from coterie.data.partitions.label_skew import q_label
 from coterie.data.partitions.scheme import Deal, Deck, Indices, Scheme, apportion, cut, shuffled_classes
 from coterie.errors import PartitionError
 from coterie.randomness import stream
@@ -137,7 +137,7 @@ class Quantity(Scheme):
         return Deal(cut(draw.permutation(len(deck)), sizes))
 
 
-class Hybrid(Scheme):
+class HybridSkew(Scheme):
     """Half of the clients hold few classes (q_label), the other half different amounts (quantity)."""
 
     name: ClassVar[str] = "hybrid"
@@ -173,7 +173,8 @@ def _least(total: int, clients: int) -> int:
 def quantities(total: int, clients: int, beta: float, least: int, draw: np.random.Generator) -> Indices:
     """Draw sizes in proportion to Dir(beta), none below ``least``, that sum to the total.
 
-    Clients whose share is too small get ``least``; the others share the rest in proportion."""
+    Clients whose share is too small get ``least``; the others share the rest in proportion.
+    """
     shares = draw.dirichlet(np.full(clients, beta))
     poor = np.zeros(clients, dtype=bool)
     while True:

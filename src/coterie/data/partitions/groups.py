@@ -32,7 +32,7 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_spli
 
 
 @dataclass(frozen=True)
-class Plan:
+class GroupPlan:
     """How many clients each group has, how many samples each of its clients, and which classes dominate.
 
     Parameters
@@ -106,7 +106,7 @@ class Groups(Scheme):
             tests.append(np.concatenate(drawn))
         return Deal(parts, test=tests, groups=group, scheme=self._resolved(plan).text())
 
-    def _resolved(self, plan: Plan) -> Groups:
+    def _resolved(self, plan: GroupPlan) -> Groups:
         test = plan.test[0] if len(set(plan.test)) == 1 else self.test
         return self.model_copy(
             update={"groups": len(plan.members), "members": plan.members, "train": plan.train, "test": test}
@@ -121,16 +121,16 @@ class Groups(Scheme):
             m[:end] for m, end in zip(members, ends, strict=True)
         ]
 
-    def _plan(self, deck: Deck, clients: int, available: Indices, seed: int) -> tuple[Plan, Indices]:
+    def _plan(self, deck: Deck, clients: int, available: Indices, seed: int) -> tuple[GroupPlan, Indices]:
         given = GIVEN.get((deck.name.partition(":")[0], deck.classes))
         if self == Groups(dominating=self.dominating) and given is not None and sum(given[0]) == clients:
             members, train, test = given
-            plan = Plan(members, train, (test,) * len(members), self._dominating(deck, len(members)))
+            plan = GroupPlan(members, train, (test,) * len(members), self._dominating(deck, len(members)))
             return plan, self._counts(deck, plan, available, seed)
         members = self._members(deck, clients)
         dominating = self._dominating(deck, len(members))
         if self.train:
-            plan = Plan(members, self.train, self._test(deck, self.train), dominating)
+            plan = GroupPlan(members, self.train, self._test(deck, self.train), dominating)
             if len(self.train) != len(members):
                 raise PartitionError(
                     self.cannot(f"train has {len(self.train)} sizes for {len(members)} groups", "give one a group")
@@ -200,7 +200,7 @@ class Groups(Scheme):
                 rests.append((members, total % len(members)))
         return counts, rests
 
-    def _try_counts(self, plan: Plan, available: Indices, seed: int) -> Indices:
+    def _try_counts(self, plan: GroupPlan, available: Indices, seed: int) -> Indices:
         # A stream of its own, so that given sizes and the same sizes found by scaling deal the same samples.
         draw = stream(seed, "partition: groups law")
         laws = [
@@ -214,7 +214,7 @@ class Groups(Scheme):
             _draw_rests(row, rests, room, draw)
         return rows
 
-    def _counts(self, deck: Deck, plan: Plan, available: Indices, seed: int) -> Indices:
+    def _counts(self, deck: Deck, plan: GroupPlan, available: Indices, seed: int) -> Indices:
         counts = self._try_counts(plan, available, seed)
         short = np.flatnonzero(counts.sum(0) > available)
         if len(short):
@@ -235,7 +235,7 @@ class Groups(Scheme):
         dominating: tuple[Indices, ...],
         available: Indices,
         seed: int,
-    ) -> tuple[Plan, Indices]:
+    ) -> tuple[GroupPlan, Indices]:
         weights = np.linspace(1.0, _SMALLEST_SHARE, len(members))
         demand = np.zeros(deck.classes)
         for count, weight, classes in zip(members, weights, dominating, strict=True):
@@ -245,7 +245,7 @@ class Groups(Scheme):
         scale = float((available / demand)[demand > 0].min())
         while scale * _SMALLEST_SHARE >= 1:
             train = tuple(int(scale * weight) for weight in weights)
-            plan = Plan(members, train, self._test(deck, train), dominating)
+            plan = GroupPlan(members, train, self._test(deck, train), dominating)
             counts = self._try_counts(plan, available, seed)
             if (counts.sum(0) <= available).all():
                 return plan, counts

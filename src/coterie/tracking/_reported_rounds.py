@@ -12,7 +12,7 @@ FILE = "tracking.json"
 """The file in the run's folder, with an entry for each such tracker."""
 
 
-class Bookmark:
+class ReportedRounds:
     """One tracker's entry.
 
     What was told cannot be taken back, and a resumed run repeats its rounds bit for bit: rounds that were told before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from coterie.kernels.products import product
+from coterie.kernels._tile_product import tile_product
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def windows_kernel(
             window = tl.where(tl.load(mask + of, mask=there, other=0.0) > 0, window, 0.0)
         some = (k < terms)[:, None] & (n < FEATURES)[None, :]
         weights = tl.load(filters + k[:, None] * FEATURES + n[None, :], mask=some, other=0.0)
-        sums = product(window, weights, sums, PRECISION)
+        sums = tile_product(window, weights, sums, PRECISION)
     if BIAS:
         sums += tl.load(bias + row * bias_each + n, mask=n < FEATURES, other=0.0)[None, :]
     if RELU:
@@ -164,7 +164,7 @@ def filters_kernel(
             step = tl.where(tl.load(mask + of + (n * mask_feature)[None, :], mask=some, other=0.0) > 0, step, 0.0)
         if BIAS and first_terms:
             shifts += tl.sum(step, 0)
-        sums = product(window, step, sums, PRECISION)
+        sums = tile_product(window, step, sums, PRECISION)
     # As the layer keeps its filters: [features, channels, kernel height, kernel width].
     row = part * rows + row
     to = row * FEATURES * terms + (n * terms)[None, :] + (channel * (KERNEL_H * KERNEL_W) + place)[:, None]

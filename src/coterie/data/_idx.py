@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.data.archives import Reader
+from coterie.data.archives import ArchiveReader
 from coterie.errors import DataError
 
 SIDE = 28
@@ -18,7 +18,7 @@ FLAME = (0.1307, 0.3081)  # mean and deviation
 UNIT = (0.0, 1.0)
 
 
-def open_idx(reader: Reader, count: int, *shape: int) -> Reader:
+def open_idx(reader: ArchiveReader, count: int, *shape: int) -> ArchiveReader:
     """Read the header and refuse what is not the file expected."""
     wanted = (count, *shape)
     magic = reader.read(4).tolist()
@@ -44,7 +44,7 @@ def read_idx(
     for image_file, label_file, count in parts:
         with ExitStack() as stack:
             images, labels = (
-                stack.enter_context(Reader(path, checksums.get(path.name.removesuffix(".gz"))))
+                stack.enter_context(ArchiveReader(path, checksums.get(path.name.removesuffix(".gz"))))
                 for path in (image_file, label_file)
             )
             into = x[first : first + count, 0]

@@ -22,7 +22,8 @@ def measured(
 ) -> Measured:
     """Read what there is to tell of the round that was recorded last.
 
-    As in a summary, clients that attack are counted nowhere."""
+    As in a summary, clients that attack are counted nowhere.
+    """
     blocks, seconds, matrix = (_stored if stored else _latest)(folder, round_number)
     scalars: dict[str, float] = {}
     clients: dict[str, Vector] = {}

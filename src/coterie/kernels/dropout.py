@@ -44,7 +44,7 @@ def _drop(
     tl.store(out + row * count + at, given * factor, mask=inside)
 
 
-class Draw(NamedTuple):
+class DropoutRule(NamedTuple):
     """Which elements are dropped.
 
     Parameters
@@ -62,7 +62,7 @@ class Draw(NamedTuple):
     constants: tuple[int, int, int]
 
 
-def _apply(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
+def _apply(x: Tensor, key: Tensor, idle: Tensor, draw: DropoutRule) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     count = x.numel() // len(key)
@@ -74,11 +74,11 @@ def _apply(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
     return out
 
 
-class Drop(torch.autograd.Function):
+class Dropout(torch.autograd.Function):
     """Zero some elements of each row and scale the others; a row whose ``idle`` is 0 is left as it is."""
 
     @staticmethod
-    def forward(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
+    def forward(x: Tensor, key: Tensor, idle: Tensor, draw: DropoutRule) -> Tensor:
         """Apply it to rows ``[rows, ...]``, with a key for each."""
         return _apply(x, key, idle, draw)
 
@@ -96,8 +96,8 @@ class Drop(torch.autograd.Function):
         return _apply(gradient, key, idle, ctx.draw), None, None, None
 
 
-def drop(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
+def drop(x: Tensor, key: Tensor, idle: Tensor, draw: DropoutRule) -> Tensor:
     """Zero some elements of each row and scale the others; can be differentiated once."""
-    function: Any = Drop.apply
+    function: Any = Dropout.apply
     out: Tensor = function(x, key, idle, draw)
     return out
