@@ -36,7 +36,7 @@ def _digest(*parts: object) -> bytes:
 
 
 def stream(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> np.random.Generator:
-    """Give the host generator of one purpose.
+    """Return the host generator of one purpose.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def _mix(value: Keys) -> Keys:
 
 
 def keys(seed: int, purpose: str, round_number: int, clients: Tensor) -> Tensor:
-    """Give one key a client.
+    """Return one key a client.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def _wrap(value: int) -> int:
 
 
 def bits(key: Tensor, count: int) -> Tensor:
-    """Give ``count`` 64-bit integers for each key.
+    """Return ``count`` 64-bit integers for each key.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def bits(key: Tensor, count: int) -> Tensor:
 
 
 def lanes(key: Tensor, count: int) -> Tensor:
-    """Give ``count`` 16-bit integers for each key, four from each 64-bit one: enough for a mask, at a quarter's cost.
+    """Return ``count`` 16-bit integers for each key, four from each 64-bit one: enough for a mask, at a quarter's cost.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def lanes(key: Tensor, count: int) -> Tensor:
 
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Give ``count`` numbers in [0, 1) for each key, exact multiples of 2⁻²⁴ (float32) or 2⁻⁵³ (float64).
+    """Return ``count`` numbers in [0, 1) for each key, exact multiples of 2⁻²⁴ (float32) or 2⁻⁵³ (float64).
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tens
 
 
 def normal(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Give ``count`` standard normal numbers for each key (Box and Muller).
+    """Return ``count`` standard normal numbers for each key (Box and Muller).
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def permutations(key: Tensor, lengths: Tensor, width: int) -> Tensor:
 
 
 def secret_normal(key: bytes, count: int) -> Tensor:
-    """Give standard normal numbers that only who knows the key can predict: for noise that hides something.
+    """Return standard normal numbers that only who knows the key can predict: for noise that hides something.
 
     The hash behind :func:`normal` is quick and repeatable, and no secret. Here the bits are SHAKE-256's.
 

@@ -38,7 +38,7 @@ from coterie.rows import Rows
 
 
 def mixture(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Give ``α v + (1 − α) w``."""
+    """Return ``α v + (1 − α) w``."""
     return torch.lerp(w, v, alpha)
 
 
@@ -67,7 +67,7 @@ class MixtureTraining(ProximalTraining):
         return work | ({"opening": torch.ones_like(state["alpha"])} if self.adaptive else {})
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Step both models."""
+        """Take a step of both models."""
         work = super().step(work, batch)
         w, v, alpha = work["w"], work["v"], work["alpha"]
         gradient = batch.grad(mixture(alpha, v, w))
@@ -95,19 +95,19 @@ class APFL(FedAvg):
     alpha_decay: float = Field(0.0, ge=0, description="coefficient of an L2 term on the weight")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all."""
+        """Start every model at the initial one."""
         return {"w": start.row}, {"v": start.rows(), "alpha": start.rows(start.row.new_full((1,), self.alpha))}
 
     def tasks(self) -> dict[str, Task]:
-        """Training of both models."""
+        """Return the training of both models."""
         task = MixtureTraining(self.stepper, self.minibatches, adaptive=self.adaptive, alpha_decay=self.alpha_decay)
         return {"train": task}
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Send the global model of now."""
+        """Send the current global model."""
         yield from ()
         return Message(shared={"w": server["w"]})
 
     def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
-        """Mix it with the client's own."""
+        """Mix the global model with the client's own."""
         return {"w": mixture(state["alpha"], state["v"], message["w"])}

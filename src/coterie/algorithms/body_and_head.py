@@ -62,7 +62,7 @@ def join_parts(net: Net, body: Tensor, head: Tensor) -> Tensor:
 
 
 def probe(start: Start) -> Tensor:
-    """Give one row of one sample that has the right shape and no meaning.
+    """Return one row of one sample that has the right shape and no meaning.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class PartsTraining(Task):
     data: Minibatches
 
     def parts(self, context: ClientContext, **rows: Tensor) -> Rows:
-        """Give working rows of parts with their optimiser states.
+        """Return working rows of parts with their optimiser states.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class PartsTraining(Task):
 
     @abc.abstractmethod
     def losses(self, work: Rows, batch: Batch) -> Tensor:
-        """Give each row's loss.
+        """Return each row's loss.
 
         Parameters
         ----------
@@ -173,7 +173,7 @@ class PartsTraining(Task):
         """
 
     def step_on(self, *names: str) -> Callable[[Rows, Batch], Rows]:
-        """Give the step that trains some parts at once and leaves the others.
+        """Return the step that trains some parts at once and leaves the others.
 
         Parameters
         ----------

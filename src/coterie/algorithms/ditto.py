@@ -100,11 +100,11 @@ class Ditto(FedAvg):
         return self.lr if self.personal_lr is None else self.personal_lr
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all."""
+        """Start every model at the initial one."""
         return {"w": start.row}, {"v": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
-        """Training of both models."""
+        """Return the training of both models."""
         task = DittoTraining(
             self.stepper,
             Minibatches(self.batch_size, self.local_epochs, steps=self.local_steps),
@@ -115,5 +115,5 @@ class Ditto(FedAvg):
         return {"train": task}
 
     def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
-        """Give ``v_i``."""
+        """Return ``v_i``."""
         return {"w": state["v"]}

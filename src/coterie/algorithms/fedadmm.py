@@ -48,7 +48,7 @@ class LagrangianTraining(ProximalTraining):
     references: ClassVar[Mapping[str, str | None]] = {"delta": None}
 
     def augmented(self, w: Tensor, pi: Tensor) -> Tensor:
-        """Give ``w_i + π_i/ρ``."""
+        """Return ``w_i + π_i/ρ``."""
         return w + pi / self.prox if self.prox else w
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
@@ -93,11 +93,11 @@ class FedADMM(GlobalTraining):
         return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all and no duals."""
+        """Start every model at the initial one, with duals of zero."""
         return {"w": start.row}, {"w": start.rows(), "pi": start.rows(torch.zeros_like(start.row))}
 
     def tasks(self) -> dict[str, Task]:
-        """Training on the augmented Lagrangian."""
+        """Return the training on the augmented Lagrangian."""
         data = Minibatches(self.batch_size, (self.least_epochs, self.local_epochs))
         return {"train": LagrangianTraining(self.stepper, data, prox=self.rho, from_own=self.begin == "own")}
 

@@ -51,7 +51,7 @@ class MessagePassing(LocalTraining):
         return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Let the server keep every client's last model and cloud model."""
+        """Start with every client's last model and cloud model at the server."""
         w, u, own = (start.rows() for _ in range(3))
         if not self.common_start:
             fresh = torch.stack([start.fresh(client) for client in range(start.clients)])
@@ -61,16 +61,16 @@ class MessagePassing(LocalTraining):
         return {"w": w, "u": u, "members": members}, {"w": own}
 
     def tasks(self) -> dict[str, Task]:
-        """Training towards the cloud model."""
+        """Return the training towards the cloud model."""
         own = self.begin == "own"
         return {"train": ProximalTraining(self.stepper, self.minibatches, prox=self.prox, from_own=own)}
 
     @abc.abstractmethod
     def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, State, Info]:
-        """Weigh, for each client of the cohort, itself and the members."""
+        """Return the weights of the members for each client of the cohort, new state, and what to record."""
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Make cloud models, send each its own, keep what comes back."""
+        """Make the cloud models, send each client its own, and keep the models that come back."""
         w = server["w"]
         xi, kept, info = self.attention(w, server["members"], cohort)
         u = mix(xi, w)
@@ -84,7 +84,7 @@ class MessagePassing(LocalTraining):
         return new | kept, {"weights": Weights(xi, cohort.clients, everyone), **info}
 
     def other_models(self, server: State) -> dict[str, Rows]:
-        """Give the cloud models."""
+        """Return the cloud models."""
         return {"cloud": {"w": server["u"]}}
 
 

@@ -62,7 +62,7 @@ class FedAvg(GlobalTraining):
         return aggregate(self.aggregator, models, shares, f=self._assumed(len(models)))
 
     def standing(self, count: int) -> Info:
-        """Say what the robust aggregators could promise in a round."""
+        """Return what a robust aggregator could guarantee in a round."""
         if self.aggregator in _WITHOUT_F:
             return {}
         assumed = self._assumed(count)

@@ -59,7 +59,7 @@ from coterie.rows import Rows, put_rows, take_rows
 
 @dataclass(frozen=True)
 class FirstOrderTraining(ProximalTraining):
-    """Judge the models one was sent on validation samples, move towards the better ones, then train."""
+    """Evaluates the received models on validation samples, moves towards the better ones, then trains."""
 
     references: ClassVar[Mapping[str, str | None]] = {"w": None, "raw": None}
 
@@ -94,7 +94,7 @@ class FirstOrderTraining(ProximalTraining):
         return Fold(FullPass("validation"), self.judge, self.move), *super().folds()
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the trained model; send it with the weights."""
+        """Keep the trained model, and send it with the weights."""
         changes, reply = super().finish(context, work)
         return changes, reply | {"raw": work["raw"]}
 
@@ -113,7 +113,7 @@ class FedFomo(LocalTraining):
     epsilon_decay: float = Field(0.05, ge=0, le=1, description="what is taken off that probability after each round")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Keep, at the server, every client's last model and who helped whom."""
+        """Start with every client's last model, and no affinities, at the server."""
         affinity = start.rows(torch.zeros(start.clients, dtype=torch.float64, device=start.row.device))
         seen = torch.zeros(start.clients, dtype=torch.bool, device=start.row.device)
         members = torch.arange(start.clients, device=start.row.device) if start.members is None else start.members
@@ -121,7 +121,7 @@ class FedFomo(LocalTraining):
         return server, {"w": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
-        """Judging, moving and training."""
+        """Return the client's half: judge, move, train."""
         return {"train": FirstOrderTraining(self.stepper, self.minibatches)}
 
     def choose(self, server: State, cohort: Cohort) -> Tensor:
@@ -141,7 +141,7 @@ class FedFomo(LocalTraining):
         return order.gather(1, best[:, :count]).sort(1).values
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Send each client its candidates, keep what comes back."""
+        """Send each client its candidates, and keep the models and weights that come back."""
         w, affinity = server["w"], server["affinity"]
         chosen = self.choose(server, cohort)
         replies = yield Ask("train", Message(each={"candidates": take_rows(w, chosen)}))
@@ -161,6 +161,6 @@ class FedFomo(LocalTraining):
         return new, {"weights": Weights(weights, clients, torch.arange(cohort.total, device=w.device))}
 
     def global_model(self, server: State) -> Rows | None:
-        """Give the mean of the models of all who took part, which is derived: the method has no global model."""
+        """Return the mean of the models of all who took part, which is derived: the method has no global model."""
         seen = server["seen"]
         return {"w": mean(server["w"], torch.where(seen.any(), seen, True))}

@@ -139,7 +139,7 @@ class Drift(Task):
         return {"omega": known["omega"], "g": known["g"], "d": known["d"], "gamma": gamma, "eta": eta}
 
     def folds(self) -> tuple[Fold, ...]:
-        """Look at no data."""
+        """Return no pass: no data is needed."""
         return ()
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
@@ -178,7 +178,7 @@ class FedPG(Algorithm):
         return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Begin with one model for all and no gradients."""
+        """Start every model at the initial one, without gradients."""
         nothing = torch.zeros_like(start.row)
         seen = torch.zeros(start.clients, dtype=torch.int64, device=start.row.device)
         return {"w": start.row, "g": start.rows(nothing), "seen": seen}, {
@@ -193,7 +193,7 @@ class FedPG(Algorithm):
         return Optimiser(lr=self.lr, lr_decay=self.lr_decay)
 
     def tasks(self) -> dict[str, Task]:
-        """Give the two exchanges."""
+        """Return the tasks of the two exchanges."""
         pseudo = PseudoGradient(self.rate, Minibatches(self.batch_size, self.local_epochs))
         return {
             "gradient": KeptGradient() if self.grad_mode == "full" else pseudo,
@@ -212,22 +212,22 @@ class FedPG(Algorithm):
         return new, info
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Let everybody's personal model be, or with ``fresh`` make it anew."""
+        """Keep the personal models as they are, or with ``fresh`` make them anew."""
         if self.fresh:
             yield from self._descend(server, cohort)
         return Message()
 
     @property
     def evaluated_together(self) -> bool:
-        """With ``fresh``, personal models are made along a direction that is common to all that are evaluated."""
+        """Whether all are made at once: with ``fresh`` they share a direction that depends on who is evaluated."""
         return self.fresh
 
     def global_model(self, server: State) -> Rows | None:
-        """Give ω."""
+        """Return ω."""
         return {"w": server["w"]}
 
     def _descend(self, server: State, cohort: Cohort) -> Generator[Ask, Replies, tuple[Tensor, Replies, Info]]:
-        """Play a round's exchanges: gives the new global model, the gradients that came back, and what to record."""
+        """Run a round's exchanges; returns the new global model, the gradients that came back, and what to record."""
         w = server["w"]
         online = yield Ask("gradient", Message(shared={"w": w}))
         absent = self.window(server["seen"], online.clients, cohort.round)
@@ -243,20 +243,20 @@ class FedPG(Algorithm):
                 history=stale if self.gamma_over_history else None,
                 constraining=found.online_kept,
             )
-        eta, info = yield from self._step(online, found, gamma.to(w.dtype), cohort)
+        eta, info = yield from self.take_step(online, found, gamma.to(w.dtype), cohort)
         return w + eta * found.direction, online, self._record(found, gamma, online, absent, cohort) | info
 
     def window(self, seen: Tensor, online: Tensor, now: int) -> Tensor:
-        """Give the absent clients whose last gradients still count."""
+        """Return the absent clients whose last gradients still count."""
         recorded = seen > 0
         recent = recorded & (now - seen <= int(recorded.sum()) // len(online)) & self.history
         recent[online] = False
         return recent.nonzero().squeeze(1)
 
-    def _step(
+    def take_step(
         self, online: Replies, found: CommonDescent, gamma: Tensor, cohort: Cohort
     ) -> Generator[Ask, Replies, tuple[float, Info]]:
-        """Let clients make their personal models: gives the step along the direction, and what to record about it."""
+        """Ask clients for their personal models; returns the step along the direction, and what to record about it."""
         yield Ask("personal", Message(shared={"d": found.direction}, each={"gamma": gamma}), online.clients)
         return self.lr * self.lr_decay ** (cohort.round - 1), {}
 

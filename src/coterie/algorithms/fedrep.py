@@ -70,11 +70,11 @@ class HeadThenBody(PartsTraining):
         return self.parts(context, body=message["body"], head=state["head"])
 
     def losses(self, work: Rows, batch: Batch) -> Tensor:
-        """Give the loss of head on body."""
+        """Return the loss of head on body."""
         return batch.mean_loss(apply_parts(batch.net, work["body"], work["head"], batch.x, batch.key))
 
     def folds(self) -> tuple[Fold, ...]:
-        """First the head, then the body."""
+        """Train the head, then the body."""
         return Fold(self.head_data, self.step_on("head")), Fold(self.data, self.step_on("body"))
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
@@ -93,7 +93,7 @@ class FedRep(LocalTraining):
     local_epochs: int = Field(1, ge=0, description="passes after those that train the body")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Give the server a body and each client a head."""
+        """Start with a body at the server and a head at each client."""
         require_parts(start, self.title)
         body, head = start.net.columns("body"), start.net.columns("head")
         if not body.size:
@@ -101,7 +101,7 @@ class FedRep(LocalTraining):
         return {"body": body.take(start.row).clone()}, {"head": start.rows(head.take(start.row))}
 
     def tasks(self) -> dict[str, Task]:
-        """Training of one part after the other."""
+        """Return the training of one part after the other."""
         head_data = Minibatches(self.batch_size, self.head_epochs)
         return {"train": HeadThenBody(self.stepper, self.minibatches, head_data)}
 

@@ -50,7 +50,7 @@ _cross_entropy = LOSSES["cross_entropy"]
 
 
 def both_heads(net: Net, w: Tensor, phi: Tensor, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Apply the generic head and the personal head to the same features, which only the former is to change."""
+    """Apply the generic and the personal head to the same features; only the generic one's gradient reaches them."""
     head = net.sub("head")
     z = net.sub("body").outputs(net.columns("body").take(w), x, key)
     return head.outputs(net.columns("head").take(w), z, key), head.outputs(phi, z.detach(), key)
@@ -77,7 +77,7 @@ class TwoHeadTraining(PartsTraining):
         return self.parts(context, w=message["w"], phi=state["phi"]) | {"counts": context.class_counts}
 
     def losses(self, work: Rows, batch: Batch) -> Tensor:
-        """Give the sum of both predictors' losses."""
+        """Return the sum of both predictors' losses."""
         generic, personal = both_heads(batch.net, work["w"], work["phi"], batch.x, batch.key)
         # A head may be wider than the data has classes; 0 to the power of 0 is 1, so γ = 0 masks nothing.
         counts = F.pad(work["counts"], (0, generic.shape[-1] - work["counts"].shape[-1]))
@@ -87,11 +87,11 @@ class TwoHeadTraining(PartsTraining):
         return batch.mean_loss(balanced, _cross_entropy) + second
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass over minibatches."""
+        """Make one pass over minibatches."""
         return (Fold(self.data, self.step_on("w", "phi")),)
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the personal head, send the rest."""
+        """Keep the personal head, and send the rest."""
         return {"phi": work["phi"]}, {"w": work["w"]}
 
 
@@ -105,13 +105,13 @@ class FedROD(FedAvg):
     gamma: float = Field(1.0, ge=0, description="exponent of class counts in the balanced softmax; 0 is plain softmax")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all, and a personal head of zeros for each."""
+        """Start every model at the initial one, with personal heads of zeros."""
         require_parts(start, self.title, outputs=2)
         phi = torch.zeros_like(start.net.columns("head").take(start.row))
         return {"w": start.row}, {"phi": start.rows(phi)}
 
     def tasks(self) -> dict[str, Task]:
-        """Training of both predictors."""
+        """Return the training of both predictors."""
         return {"train": TwoHeadTraining(self.stepper, self.minibatches, self.gamma)}
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:

@@ -58,7 +58,7 @@ class FullGradient(Task):
         return work | {"g": g, "loss": torch.addcmul(work["loss"], loss, batch.share)}
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass over all samples."""
+        """Make one pass over all samples."""
         return (Fold(FullPass(), self.step),)
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
@@ -79,11 +79,11 @@ class FedSGD(Algorithm):
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate after each round")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model, and nothing that clients remember."""
+        """Start with the initial model at the server, and no state at the clients."""
         return {"w": start.row}, {}
 
     def tasks(self) -> dict[str, Task]:
-        """Give the full gradient."""
+        """Return the task that computes the full gradient."""
         return {"gradient": FullGradient()}
 
     def round(self, server: State, cohort: Cohort) -> Round:
@@ -98,9 +98,9 @@ class FedSGD(Algorithm):
         return Message(shared={"w": server["w"]})
 
     def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
-        """Use the global model, for want of a personal one."""
+        """Use the global model: the method makes no personal ones."""
         return {"w": message["w"]}
 
     def global_model(self, server: State) -> Rows | None:
-        """Give the server's model."""
+        """Return the server's model."""
         return {"w": server["w"]}

@@ -70,11 +70,11 @@ class PersonalTraining(ProximalTraining):
     own_centre: bool = False
 
     def image(self, theta: Tensor) -> Tensor:
-        """Give what a personal model is in the space that clients share: here itself."""
+        """Return the image of a personal model in the space that clients share, which is the model itself."""
         return theta
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
-        """Go on from the client's own ``θ``."""
+        """Continue from the client's own ``θ``."""
         theta = state["theta"].clone(memory_format=torch.contiguous_format)  # steps are taken in place
         shared = message["w"]
         centre = state["w"] if self.own_centre else shared
@@ -96,11 +96,11 @@ class AdmmTraining(PersonalTraining):
     dual: bool
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
-        """Go on from the client's own ``θ`` and dual."""
+        """Continue from the client's own ``θ`` and dual."""
         return super().start(context, state, message) | {name: state[name] for name in ("pi", "alpha", "rho")}
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
-        """Equations 12 and 13, and the message."""
+        """Apply Equations 12 and 13, and send the message."""
         theta, w, pi, rho = work["w"], work["shared"], work["pi"], work["rho"]
         pull = self.prox * work["alpha"]
         own = (pull * self.image(theta) + rho * w - pi) / (pull + rho)
@@ -120,11 +120,11 @@ class Consensus(LocalTraining):
         return self
 
     def opening(self, start: Start) -> Tensor:
-        """Give the shared model before the first round, which is also every client's first message."""
+        """Return the shared model before the first round, which is also every client's first message."""
         return start.row
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """All messages are the opening one."""
+        """Start with the same message from every client."""
         opening = self.opening(start)
         u = start.rows(opening)
         counted = torch.ones(start.clients, dtype=torch.bool, device=u.device)
@@ -133,7 +133,7 @@ class Consensus(LocalTraining):
         return {"u": u, "sum": counted.sum() * opening.double(), "counted": counted}, {"theta": start.rows()}
 
     def mean(self, server: State) -> Tensor:
-        """Give the mean of the last messages of all that take part."""
+        """Return the mean of the last messages of all that take part."""
         return (server["sum"] / server["counted"].sum()).to(server["u"].dtype)
 
     def round(self, server: State, cohort: Cohort) -> Round:
@@ -151,7 +151,7 @@ class Consensus(LocalTraining):
         return {"u": u, "sum": summed, "counted": counted}, {}
 
     def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
-        """Give ``θ_i``."""
+        """Return ``θ_i``."""
         return {"w": state["theta"]}
 
 
@@ -176,7 +176,7 @@ class FLAME(Consensus):
         return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Every client begins at the common model, with a dual of zero."""
+        """Start every client at the common model, with a dual of zero."""
         server, clients = super().init(start)
         opening = self.opening(start)
         members = slice(None) if start.members is None else start.members
@@ -187,11 +187,11 @@ class FLAME(Consensus):
         return server, clients | {"w": w, "pi": pi, "alpha": alpha, "rho": rho}
 
     def tasks(self) -> dict[str, Task]:
-        """Give the client's updates."""
+        """Return the client's half."""
         own = self.centre == "own"
         task = AdmmTraining(self.stepper, self.minibatches, prox=self.lam, own_centre=own, dual=self.dual)
         return {"train": task}
 
     def global_model(self, server: State) -> Rows | None:
-        """Give ``w`` after the last aggregation."""
+        """Return ``w`` after the last aggregation."""
         return {"w": self.mean(server)}

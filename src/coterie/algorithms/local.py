@@ -25,11 +25,11 @@ class Local(LocalTraining):
     citation: ClassVar[str] = "the baseline without federation"
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Every client starts from the common model."""
+        """Start every client at the initial model."""
         return {}, {"w": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
-        """Plain training from the client's own model."""
+        """Return plain training from the client's own model."""
         return {"train": ProximalTraining(self.stepper, self.minibatches, from_own=True, reply=False)}
 
     def round(self, server: State, cohort: Cohort) -> Round:

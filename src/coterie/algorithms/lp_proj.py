@@ -39,7 +39,7 @@ from coterie.rows import Rows
 
 
 def projection_matrix(seed: int, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make ``P``, equal wherever it is made but for rounding."""
+    """Make ``P``; the server and all clients make the same one, but for rounding."""
     matrix = torch.empty(rows, columns, dtype=dtype, device=device)
     keys = randomness.keys(seed, "projection", 0, torch.arange(rows, device=device))
     for row, key in enumerate(keys):  # one at a time: the generator's float64 temporaries are several times a row
@@ -65,7 +65,7 @@ class Projection:
         self._matrix: Tensor | None = None
 
     def prepare(self, seed: int, theta: Tensor) -> None:
-        """Make the matrix for given models, unless it is there."""
+        """Make the matrix for given models, unless it was made before."""
         wanted = (seed, theta.shape[1], theta.dtype, theta.device)
         if self._made_for != wanted:
             self._matrix = projection_matrix(seed, self.rows, theta.shape[1], theta.dtype, theta.device)
@@ -92,7 +92,7 @@ class ProjectedTraining(PersonalTraining):
     projection: Projection
 
     def image(self, theta: Tensor) -> Tensor:
-        """Give ``P θ``."""
+        """Return ``P θ``."""
         return theta @ self.projection.matrix.T
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
@@ -126,7 +126,7 @@ class LpProjTraining(ProjectedTraining):
 
 
 def opening_in_subspace(start: Start, d_sub: int) -> Tensor:
-    """Give ``P θ⁰``."""
+    """Return ``P θ⁰``."""
     row = start.row
     if d_sub > len(row):
         raise ConfigError(f"d_sub is {d_sub}: the model has {len(row)} parameters, and d_sub may be at most that")
@@ -149,11 +149,11 @@ class LpProj(Consensus):
         return self
 
     def opening(self, start: Start) -> Tensor:
-        """Give ``P θ⁰``."""
+        """Return ``P θ⁰``."""
         return opening_in_subspace(start, self.d_sub)
 
     def tasks(self) -> dict[str, Task]:
-        """Training in the subspace's sight."""
+        """Return the training with projections held together."""
         projection = Projection(self.d_sub)
         task = LpProjTraining(self.stepper, self.minibatches, prox=self.lam, projection=projection, eta=self.eta)
         return {"train": task}

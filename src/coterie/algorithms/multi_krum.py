@@ -51,6 +51,6 @@ class MultiKrum(GlobalTraining):
         return {"w": w}, {"hostile": torch.tensor(float(hostile)), "guaranteed": torch.tensor(guaranteed)}
 
     def hostile(self, count: int) -> int:
-        """Give the number of clients that may be hostile among some."""
+        """Return how many of ``count`` clients may be hostile."""
         # A fraction such as 0.29 lies a little below its decimal, and 0.29 · 100 below 29.
         return int(self.fraction * count + 1e-9)

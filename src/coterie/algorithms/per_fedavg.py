@@ -75,7 +75,7 @@ class PerFedAvg(FedAvg):
     adapt_batch_size: int = Field(0, ge=0, description="samples in each of those steps; 0 means all")
 
     def tasks(self) -> dict[str, Task]:
-        """Meta-training, and adaptation."""
+        """Return the meta-training, and the adaptation for evaluation."""
         hf = self.variant == "hf"
         data = Minibatches(self.batch_size, self.local_epochs, draws=3 if hf else 2)
         train = MetaTraining(self.stepper, data, inner_lr=self.inner_lr, delta=self.delta if hf else 0.0)
@@ -83,6 +83,6 @@ class PerFedAvg(FedAvg):
         return {"train": train, "adapt": ProximalTraining(Optimiser(lr=self.inner_lr), steps, reply=False)}
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Take the inner step everywhere."""
+        """Take the inner step on every client."""
         yield Ask("adapt", Message(shared={"w": server["w"]}))
         return Message()

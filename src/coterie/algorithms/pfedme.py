@@ -77,12 +77,12 @@ class EnvelopeTraining(Task):
     from_own: bool = True
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
-        """Take the global model, and a place for ``θ`` to start at."""
+        """Start at the global model, and ``θ`` at the client's own or there too."""
         theta = state["theta"] if self.from_own else message["w"]
         return {"w": message["w"], "theta": theta, **self.optimiser.init(context, theta)}
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Play one local round on its minibatch."""
+        """Take one local round on its minibatch."""
         w = work["w"]
         for _ in range(self.inner_steps):
             theta = work["theta"]
@@ -91,7 +91,7 @@ class EnvelopeTraining(Task):
         return work | {"w": w - self.eta * self.lam * (w - work["theta"])}
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass, a local round for each minibatch."""
+        """Make one pass, with a local round for each minibatch."""
         return (Fold(self.data, self.step),)
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
@@ -127,21 +127,21 @@ class PFedMe(GlobalTraining):
         return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all."""
+        """Start every model at the initial one."""
         return {"w": start.row}, {"theta": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
-        """Give the local rounds."""
+        """Return the task of local rounds."""
         data = Minibatches(self.batch_size, self.local_epochs, steps=self.local_rounds)
         own = self.begin == "own"
         return {"train": EnvelopeTraining(self.stepper, data, self.lam, self.inner_steps, self.eta, own)}
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast, train, and go towards the mean."""
+        """Broadcast, train, and move towards the mean."""
         w = server["w"]
         replies = yield Ask("train", Message(shared={"w": w}))
         return {"w": (1 - self.beta) * w + self.beta * replies["w"].mean(0)}, {}
 
     def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
-        """Give ``θ_i``."""
+        """Return ``θ_i``."""
         return {"w": state["theta"]}

@@ -78,7 +78,7 @@ class Trial(Task):
         return work | {"losses": losses}
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass over all samples."""
+        """Make one pass over all samples."""
         return (Fold(FullPass(), self.step),)
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
@@ -99,18 +99,18 @@ class SFedPG(FedPG):
     )
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Begin as FedPG, with a direction that clients keep."""
+        """Start as FedPG does, with a direction that clients keep."""
         server, clients = super().init(start)
         return server, clients | {"d": start.rows(torch.zeros_like(start.row))}
 
     def tasks(self) -> dict[str, Task]:
-        """Give FedPG's two exchanges, and the trial."""
+        """Return FedPG's two tasks, and the trial of steps."""
         return super().tasks() | {"trial": Trial()}
 
-    def _step(
+    def take_step(
         self, online: Replies, found: CommonDescent, gamma: Tensor, cohort: Cohort
     ) -> Generator[Ask, Replies, tuple[float, Info]]:
-        """Search for the step, then let clients make their personal models; as in FedPG."""
+        """Search for the step, then ask clients for their personal models."""
         d, clients = found.direction, online.clients
         steps = trial_steps(self.lr * self.lr_decay ** (cohort.round - 1), self.s, found.scale).to(d)
         shared = {"d": d}
@@ -129,7 +129,7 @@ class SFedPG(FedPG):
         return float(eta), dict(info)
 
     def accepts(self, online: Replies, found: CommonDescent, steps: Tensor, trial: Replies) -> Tensor:
-        """Say which steps pass the test for all clients whose trial losses came back."""
+        """Return which steps pass the test for all clients whose trial losses came back."""
         among = torch.searchsorted(online.clients, trial.clients)
         losses, slopes = online["loss"][among], found.slopes[among]
         fair_slope = found.fair_slope

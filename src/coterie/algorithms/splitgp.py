@@ -97,16 +97,16 @@ class TwoExitTraining(PartsTraining):
         return self.parts(context, client=client, server=message["server"])
 
     def losses(self, work: Rows, batch: Batch) -> Tensor:
-        """Give the weighted sum of both exits' losses."""
+        """Return the weighted sum of both exits' losses."""
         early, late = exits(batch.net, work["client"], work["server"], batch.x, batch.key)
         return self.gamma * batch.mean_loss(early) + (1 - self.gamma) * batch.mean_loss(late)
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass over minibatches."""
+        """Make one pass over minibatches."""
         return (Fold(self.data, self.step_on("client", "server")),)
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the client's part, send both."""
+        """Keep the client's part, and send both."""
         return {"client": work["client"]}, {"client": work["client"], "server": work["server"]}
 
 
@@ -142,7 +142,7 @@ class SplitGP(FedAvg):
         return {"client": client, "server": server}, {"client": start.rows(client)}
 
     def tasks(self) -> dict[str, Task]:
-        """Training of both parts."""
+        """Return the training of both parts."""
         return {"train": TwoExitTraining(self.stepper, self.minibatches, self.gamma, self.lam)}
 
     def round(self, server: State, cohort: Cohort) -> Round:
@@ -163,7 +163,7 @@ class SplitGP(FedAvg):
         return {"client": towards(state["client"], message["client"], self.lam), "server": message["server"]}
 
     def global_model(self, server: State) -> Rows | None:
-        """Give the means of both parts, which is derived: the method has no global model."""
+        """Return the means of both parts, which is derived: the method has no global model."""
         return dict(server)
 
     def predict(self, net: Net, rows: Rows, x: Tensor) -> Tensor:

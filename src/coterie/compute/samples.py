@@ -98,7 +98,7 @@ class Samples:
         return self.splits[split].sizes
 
     def flat_index(self, clients: Tensor, split: Split) -> Tensor:
-        """Give some clients' sample numbers, client after client."""
+        """Return some clients' sample numbers, client after client."""
         ragged = self.splits[split]
         sizes = ragged.sizes[clients]
         begin = torch.repeat_interleave(ragged.offsets[clients] - sizes.cumsum(0) + sizes, sizes)
@@ -107,7 +107,7 @@ class Samples:
     def gather(
         self, index: Tensor, clients: Tensor, key: Tensor | None = None, into: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Give samples by number."""
+        """Return samples by number."""
         flat = index.reshape(-1)
         x = torch.index_select(self.x, 0, flat, out=None if into is None else into[: len(flat)])
         if x.dtype == torch.uint8:

@@ -1,4 +1,4 @@
-"""The product of two tiles, rounded as asked."""
+"""The product of two tiles, which all kernels share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Dropout by the streams of :mod:`coterie.randomness`: the same integers, drawn and applied in one pass each way."""
+"""Dropout with masks from the streams of :mod:`coterie.randomness`, drawn and applied in one pass.
+
+The mask is never stored: the backward pass draws it again from the same keys.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_BLOCK = 1024
+_BLOCK = 1024  # elements of a program
 
 
 @triton.jit
@@ -36,6 +39,7 @@ def _drop(
     value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * MIX_1
     value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * MIX_2
     value = value ^ ((value >> 31) & 0x1FFFFFFFF)
+    # One hash gives four elements 16 bits each, a quarter of the integer work; the chance is exact to 2^-16.
     lane = (value >> ((at % 4) * 16).to(tl.int64)).to(tl.int16)
     kept = lane.to(tl.int32) >= threshold
     given = tl.load(x + row * count + at, mask=inside, other=0.0)
@@ -45,7 +49,7 @@ def _drop(
 
 
 class DropoutRule(NamedTuple):
-    """Which elements are dropped.
+    """Which elements are dropped, and how the others are scaled.
 
     Parameters
     ----------
@@ -75,7 +79,7 @@ def _apply(x: Tensor, key: Tensor, idle: Tensor, draw: DropoutRule) -> Tensor:
 
 
 class Dropout(torch.autograd.Function):
-    """Zero some elements of each row and scale the others; a row whose ``idle`` is 0 is left as it is."""
+    """Zeroes some elements of each row and scales the others; a row whose ``idle`` is 0 is left as it is."""
 
     @staticmethod
     def forward(x: Tensor, key: Tensor, idle: Tensor, draw: DropoutRule) -> Tensor:
@@ -84,7 +88,7 @@ class Dropout(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the way back needs."""
+        """Save what the backward pass needs."""
         _, key, idle, ctx.draw = inputs
         ctx.save_for_backward(key, idle)
 

@@ -1,8 +1,8 @@
 """Dense layers of many clients with few samples each.
 
-Such a layer's time is that of reading its weights: each is used for a handful of samples. So the weights are read once,
-by as many programs as keep the memory busy, and a gradient step is written over them as it is computed. Sums that are
-split between programs are put together in a fixed order, so results repeat bit for bit.
+Such a layer takes as long as reading its weights does, for each is used for a handful of samples only. So the weights
+are read once, by as many programs as keep the memory busy, and a gradient step is written over them while it is
+computed. Sums that are split among programs are added in a fixed order, so results repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.autograd.function import once_differentiable
 from coterie.kernels._tile_product import tile_product
 
 MOST_SAMPLES = 64
-"""With more samples the layer is a matter of arithmetic, and the library's products are the better ones."""
+"""With more samples the arithmetic takes longer than reading the weights, and the library's products are faster."""
 
-_PROGRAMS = 1056
+_PROGRAMS = 1056  # eight on each of the 132 processors of an H200
 
 
 @triton.jit
@@ -173,6 +173,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> T
     outside = weight.shape[1]
     m, n, k = _power(16, samples, MOST_SAMPLES), _power(16, outside, 64), _power(16, inside, 64)
     blocks = triton.cdiv(outside, n)
+    # Long sums are split where there would be too few programs, into pieces that are worth a program of their own.
     parts = max(1, min(_PROGRAMS // (blocks * rows), inside // 512))
     piece = triton.cdiv(triton.cdiv(inside, k), parts) * k
     parts = triton.cdiv(inside, piece)
@@ -202,7 +203,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> T
 
 
 def backward(gradient: Tensor, weight: Tensor, precision: str) -> Tensor:
-    """Give the gradient of the samples."""
+    """Return the gradient of the samples."""
     rows, samples, outside = gradient.shape
     inside = weight.shape[2]
     gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
@@ -228,7 +229,7 @@ def backward(gradient: Tensor, weight: Tensor, precision: str) -> Tensor:
 
 
 def descend_(weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor, rate: Tensor, precision: str) -> None:
-    """Take a gradient step in place."""
+    """Take the step ``weight − rate · gradientᵀ x`` in place, and that of the bias."""
     rows, samples, inside = x.shape
     outside = weight.shape[1]
     gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
@@ -267,14 +268,14 @@ class LinearLayer(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the way back needs."""
+        """Save what the backward pass needs."""
         _, weight, _, ctx.precision = inputs
         ctx.save_for_backward(weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Give the gradient of the samples."""
+        """Return the gradient of the samples."""
         (weight,) = ctx.saved_tensors
         return backward(gradient, weight, ctx.precision), None, None, None
 

@@ -157,7 +157,7 @@ _ENTRIES = {
 
 
 def names() -> tuple[str, ...]:
-    """Give the names of all models.
+    """Return the names of all models.
 
     Returns
     -------

@@ -54,7 +54,7 @@ class ScaledStandardisedConv2d(nn.Module):
         nn.init.kaiming_normal_(self.weight, mode="fan_in", nonlinearity="linear")
 
     def filters(self) -> Tensor:
-        """Give the standardised filters."""
+        """Return the standardised filters."""
         deviation, mean = torch.std_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
         return (self.weight - mean) / (deviation + self.eps) * (self.scale * self.gain)
 

@@ -38,7 +38,7 @@ class ReportedRounds:
         self._write()
 
     def is_new(self, round_number: int) -> bool:
-        """Say whether a round has not been told yet."""
+        """Return whether a round has not been told yet."""
         return round_number > self._round
 
     def told(self, round_number: int) -> None:

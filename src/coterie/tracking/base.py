@@ -46,7 +46,7 @@ class TrackedRun:
         return self.path.resolve().name
 
     def settings(self) -> dict[str, bool | int | float | str]:
-        """Give the configuration as a flat table, as trackers want it.
+        """Return the configuration as a flat table, as trackers want it.
 
         Returns
         -------
@@ -141,7 +141,7 @@ def flat(values: Mapping[str, Any], joint: str = ".", prefix: str = "") -> dict[
 
 
 def results(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Give the numbers of a summary as a flat table.
+    """Return the numbers of a summary as a flat table.
 
     Parameters
     ----------

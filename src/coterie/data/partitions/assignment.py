@@ -122,7 +122,7 @@ def _split_test(deal: Deal, client: int, fraction: float, seed: int) -> tuple[In
 
 
 def _part(fraction: float, count: int) -> int:
-    """Give the size of a part: to the nearest, at least one sample, and at least one left where there are two."""
+    """Return the size of a part: to the nearest, at least one sample, and at least one left where there are two."""
     return min(max(1, round(fraction * count)), count - 1)
 
 

@@ -12,7 +12,7 @@ from coterie.errors import PartitionError
 
 
 class Natural(Scheme):
-    """Give every client whole natural owners of samples (writers, a client column), in their order."""
+    """Return every client whole natural owners of samples (writers, a client column), in their order."""
 
     name: ClassVar[str] = "natural"
     by_label: ClassVar[bool] = False
