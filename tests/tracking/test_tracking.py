@@ -264,7 +264,7 @@ def test_a_bookmark_knows_what_was_told(tmp_path: Path) -> None:
     first = ReportedRounds(tmp_path, "mlflow")
     assert first.run is None and first.is_new(1)
     first.begin("abc")
-    first.told(3)
+    first.store(3)
     ReportedRounds(tmp_path, "wandb").begin("xyz")
     again = ReportedRounds(tmp_path, "mlflow")
     assert again.run == "abc" and [again.is_new(number) for number in (2, 3, 4)] == [False, False, True]

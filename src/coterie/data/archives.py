@@ -73,7 +73,7 @@ class Archived(Source):
 
     @classmethod
     def how(cls) -> str:
-        """Say how to come by the files."""
+        """Return how to obtain the files, as the end of a sentence."""
         return cls.by_hand or f"run `coterie data fetch {cls.name}`"
 
     @classmethod

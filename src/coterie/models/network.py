@@ -242,7 +242,7 @@ class Stack:
         return self.add(nn.Dropout(rate))
 
     def split_here(self) -> Stack:
-        """Let the client's part of a split model end here.
+        """End the client's part of a split model at this layer.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""From what a run has recorded of a round to what trackers are told of it."""
+"""The measurements of a round, as trackers receive them, from what the run has recorded."""
 
 from __future__ import annotations
 

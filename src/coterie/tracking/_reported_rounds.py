@@ -1,4 +1,4 @@
-"""What a tracker that keeps runs elsewhere must remember to go on with one: which it was, and how far it was told."""
+"""What a tracker with runs on a server must remember to continue one: its id there, and the last round it received."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FILE = "tracking.json"
 
 
 class ReportedRounds:
-    """One tracker's entry.
+    """The id of a run at a tracker's server, and the last round that was reported to it.
 
-    What was told cannot be taken back, and a resumed run repeats its rounds bit for bit: rounds that were told before
-    are passed over.
+    What was reported cannot be taken back, and a resumed run repeats its rounds bit for bit, so rounds that were
+    reported before are skipped.
 
     Parameters
     ----------
@@ -33,16 +33,16 @@ class ReportedRounds:
         self._round = int(entry.get("round", 0))
 
     def begin(self, run: str) -> None:
-        """Remember a run."""
+        """Store the id of a run that begins."""
         self.run = run
         self._write()
 
     def is_new(self, round_number: int) -> bool:
-        """Return whether a round has not been told yet."""
+        """Return whether a round has not been reported yet."""
         return round_number > self._round
 
-    def told(self, round_number: int) -> None:
-        """Remember that a round has been told."""
+    def store(self, round_number: int) -> None:
+        """Store that a round has been reported."""
         self._round = round_number
         self._write()
 

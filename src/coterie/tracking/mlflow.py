@@ -61,7 +61,7 @@ class MLflow:
         """Log the scalars."""
         if self._reported is not None and self._reported.is_new(number):
             self._log(measured.scalars, number)
-            self._reported.told(number)
+            self._reported.store(number)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
         """Log the result, and the summary as a file."""

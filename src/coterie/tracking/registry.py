@@ -86,7 +86,7 @@ def make(text: str) -> Tracker:
 
 
 def make_all(wanted: Track | Sequence[Track], new: str | os.PathLike[str] | None = None) -> list[Tracker]:
-    """Make all trackers of a run; whatever is wrong with them is said before the run begins.
+    """Make all trackers of a run, so that mistakes are found before the run begins.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ class TensorBoard:
         self._run: TrackedRun | None = None
 
     def place(self, run: Path) -> Path:
-        """Say where the event files of a run lie."""
+        """Return the folder of a run's event files."""
         return run / FOLDER if self._folder is None else self._folder / run.resolve().name
 
     def refuse_taken(self, run: Path) -> None:

@@ -52,7 +52,7 @@ class WandB:
         if measured.weights is not None and measured.weights.size:
             found["weights"] = self._wandb.Image(picture(measured.weights))
         self._run.log(found, step=number, commit=True)
-        self._reported.told(number)
+        self._reported.store(number)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
         """Put the result in the run's summary."""

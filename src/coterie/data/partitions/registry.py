@@ -45,7 +45,7 @@ class SchemeInfo:
 
 
 def describe() -> list[SchemeInfo]:
-    """Say of each scheme what it does and takes.
+    """Describe each scheme and its parameters.
 
     Returns
     -------
