@@ -20,9 +20,9 @@ _Recorded = tuple[Sequence[Block], Mapping[str, float], Vector | None]
 def measured(
     folder: RunFolder, round_number: int, honest: Collection[int], primary: str, stored: bool = False
 ) -> Measured:
-    """Read what there is to tell of the round that was recorded last.
+    """Return the measurements of the round that was recorded last, or with ``stored`` of one that is on the disk.
 
-    As in a summary, clients that attack are counted nowhere.
+    As in a summary, clients that attack are not counted.
     """
     blocks, seconds, matrix = (_stored if stored else _latest)(folder, round_number)
     scalars: dict[str, float] = {}
