@@ -49,13 +49,13 @@ def kernels(title: str, simulated: Any, cohort: int, top: int) -> None:
 
     places = [
         (batched, "make_schedule"),
-        (cuda_graphs.Recording, "play"),
-        (cuda_graphs.Recording, "_load"),
+        (cuda_graphs.RecordedFold, "play"),
+        (cuda_graphs.RecordedFold, "_load"),
         (type(simulated.engine), "run"),
         (type(simulated.clients), "scatter"),
         (type(simulated.clients), "gather"),
         (type(simulated), "_deliver"),
-        (Engine, "here"),
+        (Engine, "client_context"),
     ]
     originals = [(owner, name, clocked(owner, name)) for owner, name in places]
     began = time.perf_counter()

@@ -259,9 +259,9 @@ def test_recorded_steps_agree_and_recordings_stay_few(name: str, settings: dict[
     # sizes 5, 9, 13, 17 and 21 leave three for the largest of three; and those again for another number of trial steps.
     folds = sum(len(task.folds()) for task in recorded.tasks.values())
     whole = any(not isinstance(f.over, Minibatches) for task in recorded.tasks.values() for f in task.folds())
-    assert len(engine._recordings) <= folds * (3 if whole else 1) + (1 if name == "sfedpg" else 0)
-    for _, recording in engine._recordings.values():
-        assert len(recording._replays) <= 3  # for 1, 2 and all 3 rows
+    assert len(engine._recorded) <= folds * (3 if whole else 1) + (1 if name == "sfedpg" else 0)
+    for each in engine._recorded.values():
+        assert len(each._replays) <= 3  # for 1, 2 and all 3 rows
     assert_close(models_of(plain, 6), models_of(recorded, 6), 1e-10, "models")
 
 
@@ -293,9 +293,9 @@ def test_recordings_stay_few_whatever_the_sizes(settings: dict[str, Any]) -> Non
     assert len(largest) > 9
     # Four widths to an octave: of full batches 20, 24, 28, 32, 40, 48, 56, 64 and 80, and else the batch size alone,
     # which no round falls short of unless all its clients do.
-    assert len(engine._recordings) <= {0: 9, 8: 1, 32: 4}[settings["batch_size"]]
-    for _, recording in engine._recordings.values():
-        assert recording._replays.keys() <= {1, 2, 4, 6}
+    assert len(engine._recorded) <= {0: 9, 8: 1, 32: 4}[settings["batch_size"]]
+    for each in engine._recorded.values():
+        assert each._replays.keys() <= {1, 2, 4, 6}
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)

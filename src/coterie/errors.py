@@ -4,9 +4,9 @@
 
     CoterieError
     ├── ConfigError         a setting has the wrong name, type or range, or contradicts another
-    │   └── UnknownName     a registry has no entry of that name (says the nearest one)
+    │   └── UnknownName     a registry has no entry of that name (the message suggests the nearest)
     ├── DataError           a data set is missing, damaged, or not what it says it is
-    ├── PartitionError      the samples cannot be dealt out as asked
+    ├── PartitionError      the samples cannot be distributed among the clients as asked
     ├── ModelError          a model cannot be trained as rows
     ├── RunFolderError      a run folder exists already, is missing, or is in use
     ├── CheckpointError     a checkpoint is damaged, or belongs to another run
@@ -16,7 +16,7 @@
     └── Interrupted         the user stopped the run, which can be resumed
 
 Each message is one sentence that names the field, the value and what is allowed. The command line prints it and exits
-with code 2 (130 if interrupted); a traceback is only ever a bug of ours.
+with code 2 (130 if interrupted). A traceback is always a bug of Coterie.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class DataError(CoterieError):
 
 
 class PartitionError(CoterieError):
-    """The samples cannot be dealt out as asked."""
+    """The samples cannot be distributed among the clients as asked."""
 
 
 class ModelError(CoterieError):

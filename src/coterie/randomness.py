@@ -1,7 +1,7 @@
 """The only source of random numbers.
 
 Every number is a pure function of ``(seed, purpose, round, client)`` and a counter, so results depend neither on the
-order of calls, nor on how clients are chunked, nor on the engine or device. Two faces:
+order of calls, nor on how clients are chunked, nor on the engine or device. There are two ways to draw:
 
 - :func:`stream` gives a NumPy generator, for what is drawn on the host once (partitions, cohorts, synthetic data);
 - :func:`keys` gives one 64-bit key a client, and :func:`bits`, :func:`uniform`, :func:`normal` and
@@ -36,7 +36,7 @@ def _digest(*parts: object) -> bytes:
 
 
 def stream(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> np.random.Generator:
-    """Give the host generator of one purpose.
+    """Return the host generator of one purpose.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def stream(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> n
 
 @contextlib.contextmanager
 def torch_stream(seed: int, purpose: str) -> Iterator[None]:
-    """Let ``torch.nn`` initialisers draw from a stream, and leave PyTorch's global generator as it was.
+    """Make ``torch.nn`` initialisers draw from a stream, and leave PyTorch's global generator as it was.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def torch_stream(seed: int, purpose: str) -> Iterator[None]:
 
 
 Keys = TypeVar("Keys", Tensor, "np.ndarray[Any, np.dtype[np.int64]]")
-"""Keys on a device, or on the host as NumPy has them: for a few keys its operations are several times quicker."""
+"""Keys as a tensor, or on the host as a NumPy array, whose operations are several times faster for a few keys."""
 
 
 def _mix(value: Keys) -> Keys:
@@ -98,7 +98,7 @@ def _mix(value: Keys) -> Keys:
 
 
 def keys(seed: int, purpose: str, round_number: int, clients: Tensor) -> Tensor:
-    """Give one key a client.
+    """Return one key a client.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def keys(seed: int, purpose: str, round_number: int, clients: Tensor) -> Tensor:
     base = int.from_bytes(_digest(int(seed), purpose, int(round_number))[:8], "big", signed=True)
     if clients.device.type != "cpu":
         return _mix(_mix(clients.to(torch.int64) * GOLDEN + base) + base)
-    with np.errstate(over="ignore"):  # a single number says when it wraps, an array does not
+    with np.errstate(over="ignore"):  # NumPy warns when a single number wraps, though not when an array does
         return torch.as_tensor(_mix(_mix(clients.to(torch.int64).numpy() * GOLDEN + base) + base))
 
 
@@ -143,11 +143,12 @@ def fold_in(key: Keys, number: int | Keys) -> Keys:
 
 
 def _wrap(value: int) -> int:
+    # Python's integers do not wrap: bring the product into the range of int64 before it meets a tensor.
     return (value + 2**63) % 2**64 - 2**63
 
 
 def bits(key: Tensor, count: int) -> Tensor:
-    """Give ``count`` 64-bit integers for each key.
+    """Return ``count`` 64-bit integers for each key.
 
     Parameters
     ----------
@@ -166,7 +167,7 @@ def bits(key: Tensor, count: int) -> Tensor:
 
 
 def lanes(key: Tensor, count: int) -> Tensor:
-    """Give ``count`` 16-bit integers for each key, four from each 64-bit one: enough for a mask, at a quarter's cost.
+    """Return ``count`` 16-bit integers for each key, four from each hash: enough for a mask, at a quarter of the cost.
 
     Parameters
     ----------
@@ -184,7 +185,7 @@ def lanes(key: Tensor, count: int) -> Tensor:
 
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Give ``count`` numbers in [0, 1) for each key, exact multiples of 2⁻²⁴ (float32) or 2⁻⁵³ (float64).
+    """Return ``count`` numbers in [0, 1) for each key, exact multiples of 2⁻²⁴ (float32) or 2⁻⁵³ (float64).
 
     Parameters
     ----------
@@ -206,7 +207,7 @@ def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tens
 
 
 def normal(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Give ``count`` standard normal numbers for each key (Box and Muller).
+    """Return ``count`` standard normal numbers for each key (Box and Muller).
 
     Parameters
     ----------
@@ -223,6 +224,7 @@ def normal(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tenso
         Of shape ``(*key.shape, count)``.
     """
     both = uniform(key, 2 * count)
+    # 1 − u lies in (0, 1], so that the logarithm is finite.
     radius = torch.sqrt(-2.0 * torch.log1p(-both[..., :count]))
     return (radius * torch.cos(2.0 * math.pi * both[..., count:])).to(dtype)
 
@@ -247,19 +249,20 @@ def permutations(key: Tensor, lengths: Tensor, width: int) -> Tensor:
     """
     hashed = bits(key, width)
     padding = torch.arange(width, device=key.device) >= lengths.unsqueeze(-1)
+    # The largest integer puts padding last; the sort is stable, so that padding stays in order.
     hashed = hashed.masked_fill(padding, torch.iinfo(torch.int64).max)
     return torch.argsort(hashed, dim=-1, stable=True)
 
 
 def secret_normal(key: bytes, count: int) -> Tensor:
-    """Give standard normal numbers that only who knows the key can predict: for noise that hides something.
+    """Return standard normal numbers that nobody can predict without the key, for noise that protects privacy.
 
-    The hash behind :func:`normal` is quick and repeatable, and no secret. Here the bits are SHAKE-256's.
+    The hash behind :func:`normal` is fast but easily inverted. These numbers come from SHAKE-256, which is not.
 
     Parameters
     ----------
     key
-        The key: a secret, with what the numbers are for. The same key gives the same numbers.
+        A secret, together with what the numbers are for. The same key gives the same numbers.
     count
         How many.
 

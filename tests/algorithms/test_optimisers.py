@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.algorithms import registry
-from coterie.algorithms.base import Here
+from coterie.algorithms.base import ClientContext
 from coterie.algorithms.local_training import Optimiser, refuse_unstable
 from coterie.errors import ConfigError
 from coterie.randomness import stream
@@ -32,9 +32,9 @@ def named(settings: dict[str, Any]) -> str:
     return "-".join(str(value) for value in settings.values())
 
 
-def here(round_number: int = 1) -> Here:
+def context(round_number: int = 1) -> ClientContext:
     """Optimisers ask for nothing but the round."""
-    return cast(Here, SimpleNamespace(round=round_number))
+    return cast(ClientContext, SimpleNamespace(round=round_number))
 
 
 def start(dtype: torch.dtype) -> Tensor:
@@ -49,7 +49,7 @@ def gradient(w: Tensor, step: int) -> Tensor:
 
 
 def ours(optimiser: Optimiser, w: Tensor, steps: int, round_number: int = 1) -> Tensor:
-    work: Rows = {"w": w, **optimiser.init(here(round_number), w)}
+    work: Rows = {"w": w, **optimiser.init(context(round_number), w)}
     for step in range(steps):
         work = work | optimiser.update(work, "w", gradient(work["w"], step))
     return work["w"]
@@ -98,7 +98,7 @@ def test_the_learning_rate_decays_by_round(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("settings", [SGD[0], SGD[8], ADAM[2]], ids=named)
 def test_rows_are_independent_and_inputs_are_left_alone(settings: dict[str, Any]) -> None:
     optimiser, w = Optimiser(**settings), start(torch.float64)
-    work = {"w": w, **optimiser.init(here(), w)}
+    work = {"w": w, **optimiser.init(context(), w)}
     work |= optimiser.update(work, "w", gradient(w, 0))
     before = {name: value.clone() for name, value in work.items()}
     slope = gradient(work["w"], 1)
@@ -119,7 +119,7 @@ def test_rows_are_independent_and_inputs_are_left_alone(settings: dict[str, Any]
 def test_two_matrices_are_optimised_apart(settings: dict[str, Any]) -> None:
     optimiser, w = Optimiser(**settings), start(torch.float64)
     v = w[:, :4] * -0.5
-    work = {"w": w, "v": v, **optimiser.init(here(), w, "w_"), **optimiser.init(here(), v, "v_")}
+    work = {"w": w, "v": v, **optimiser.init(context(), w, "w_"), **optimiser.init(context(), v, "v_")}
     names = set(work)
     for step in range(5):
         new = optimiser.update(work, "w", gradient(work["w"], step), "w_")

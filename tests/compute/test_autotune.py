@@ -25,7 +25,7 @@ from tests.support import DEVICE, classification
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="the ways that a CPU has are looked at")
 
-WAYS = [(way, rows) for way in autotune.WAYS["cpu"] for rows in (1, 5)]
+CONVOLUTIONS = [(way, rows) for way in autotune.CONVOLUTIONS["cpu"] for rows in (1, 5)]
 
 
 class Clock:
@@ -68,7 +68,7 @@ def test_every_way_is_timed_for_each_client_and_the_fastest_is_first() -> None:
         ("unfold", 5): 4.0,
     }
     assert list(times.values()) == sorted(times.values())
-    assert clock.calls == len(WAYS) * 6
+    assert clock.calls == len(CONVOLUTIONS) * 6
 
 
 def test_what_is_hopeless_is_looked_at_twice() -> None:

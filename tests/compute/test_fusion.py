@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.compute.nets import fusion
-from coterie.compute.nets.row_nets import ModuleNet, StackedNet
+from coterie.compute.nets.row_net import ModuleNet
+from coterie.compute.nets.stacked import StackedNet
 from coterie.rows import Layout
 
 
@@ -37,11 +38,11 @@ class _Shared(nn.Module):
 
 def steps(module: nn.Module) -> dict[str, str]:
     net = StackedNet(module, Layout.of(module))
-    return {str(node): step for node, step in net._plan.items()}
+    return {str(node): step for node, step in net._fused.items()}
 
 
 def test_what_is_planned() -> None:
-    assert steps(_Functional()) == {"first": "convolve, cut", "relu": "skip", "relu_1": "skip", "pool": "pool, cut"}
+    assert steps(_Functional()) == {"first": "convolve, relu", "relu": "skip", "relu_1": "skip", "pool": "pool, relu"}
     plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
     assert steps(plain) == {"_1": "pool"}
     assert steps(_Shared()) == {"pool": "pool"}

@@ -8,7 +8,8 @@ from torch import nn
 
 from coterie import randomness
 from coterie.compute.nets.layers import Convolution
-from coterie.compute.nets.row_nets import ModuleNet, StackedNet, VmapNet
+from coterie.compute.nets.row_net import ModuleNet, VmapNet
+from coterie.compute.nets.stacked import StackedNet
 
 ROWS, SAMPLES = 3, 4
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from coterie import data
-from coterie.data.own import own_norm
+from coterie.data._user_data import channel_norm
 from coterie.errors import ConfigError, DataError
 
 
@@ -82,7 +82,7 @@ def test_own_norm_is_the_mean_and_deviation_of_each_channel(shape, as_bytes: boo
     drawn = np.random.default_rng(seed).integers(0, 256, shape)
     x = torch.from_numpy(drawn.astype(np.uint8 if as_bytes else np.float32))
     values = np.moveaxis(drawn.astype(float) / (255 if as_bytes else 1), 1, 0).reshape(shape[1], -1)
-    mean, std = own_norm(x)
+    mean, std = channel_norm(x)
     assert mean == pytest.approx(values.mean(1))
     assert std == pytest.approx(np.where(values.std(1) > 0, values.std(1), 1))
 

@@ -14,12 +14,13 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'cote
 
 from coterie import kernels, models, randomness
 from coterie.algorithms.base import Batch
-from coterie.compute.nets.row_nets import ModuleNet, StackedNet
+from coterie.compute.nets.row_net import ModuleNet
+from coterie.compute.nets.stacked import StackedNet
 from coterie.kernels import convolution, linear
-from coterie.kernels.convolution import Shape, convolve
-from coterie.kernels.dropping import Draw, drop
+from coterie.kernels.convolution import ConvolutionGeometry, convolve
+from coterie.kernels.dropout import DropoutRule, drop
+from coterie.kernels.half_precision import add_centre, split_centred
 from coterie.kernels.pooling import pool
-from coterie.kernels.splitting import add_centre, split_centred
 from coterie.models.problem import Problem, StreamDropout
 from coterie.rows import matrix_units
 from tests.support import DEVICE
@@ -64,7 +65,7 @@ def test_convolution_and_its_gradients(case: str, last: bool) -> None:
     whole = numbers(rows, 7 + features * channels * k * k + features, seed=2)
     w = whole[:, 7 : 7 + features * channels * k * k].view(rows, features, channels, k, k)
     b = whole[:, 7 + features * channels * k * k :]
-    shape = Shape((k, k), (1, 1), (pad, pad), (dilation, dilation))
+    shape = ConvolutionGeometry((k, k), (1, 1), (pad, pad), (dilation, dilation))
     ours = [value.detach().requires_grad_() for value in (x, w, b)]
     out = convolve(*ours, shape, cut, "ieee")
     wide = [value.double().requires_grad_() for value in (x, w, b)]
@@ -85,7 +86,7 @@ def test_a_sum_that_is_split_between_programs(programs: int, monkeypatch: pytest
     monkeypatch.setattr(convolution, "_PROGRAMS", programs)
     x, gradient = numbers(2 * 6, 2, 12, 12), numbers(2 * 6, 3, 10, 10, seed=2)
     got, shift = convolution.filters_gradient(
-        x, gradient, 2, Shape((3, 3), (1, 1), (0, 0), (1, 1)), bias=True, precision="ieee"
+        x, gradient, 2, ConvolutionGeometry((3, 3), (1, 1), (0, 0), (1, 1)), bias=True, precision="ieee"
     )
     w = torch.zeros(2, 3, 2, 3, 3, dtype=torch.float64, requires_grad=True)
     out = torch.cat([F.conv2d(x[r * 6 : (r + 1) * 6].double(), w[r]) for r in range(2)])
@@ -97,7 +98,7 @@ def test_a_sum_that_is_split_between_programs(programs: int, monkeypatch: pytest
 
 def test_gradients_of_gradients_are_refused() -> None:
     x = numbers(2, 1, 5, 5).requires_grad_()
-    out = convolve(x, numbers(1, 2, 1, 3, 3), None, Shape((3, 3), (1, 1), (0, 0), (1, 1)), False, "ieee")
+    out = convolve(x, numbers(1, 2, 1, 3, 3), None, ConvolutionGeometry((3, 3), (1, 1), (0, 0), (1, 1)), False, "ieee")
     (gradient,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
@@ -121,7 +122,7 @@ def test_dropout_draws_the_streams_own_integers() -> None:
     key[3] = 0  # as in evaluation: nothing is dropped
     x = numbers(5, 3, 7, 11)
     constants = (randomness.GOLDEN, randomness.MIX_1, randomness.MIX_2)
-    draw = Draw(round(0.25 * 2**16) - 2**15, 1 / 0.75, constants)
+    draw = DropoutRule(round(0.25 * 2**16) - 2**15, 1 / 0.75, constants)
     leaf = x.clone().requires_grad_()
     out = drop(leaf, randomness.fold_in(key, 3), key, draw)
     factors = layer.factors(key, x)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.compute.nets.row_nets import ModuleNet, RowNet, StackedNet, VmapNet
+from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet
+from coterie.compute.nets.stacked import StackedNet
 from coterie.errors import ConfigError, ModelError, UnknownName
 from coterie.models import Network
 from coterie.models.problem import LOSSES, Problem, StreamDropout

@@ -69,9 +69,9 @@ class Recorder:
         self.seen: dict[int, list[tuple[Array, Array]]] = defaultdict(list)
         original = LoopEngine._batch
 
-        def watched(engine: LoopEngine, index: Tensor, here: Any, share: float, key: Tensor | None) -> Any:
-            batch = original(engine, index, here, share=share, key=key)
-            self.seen[int(here.clients)].append((batch.x[0].numpy(), batch.y[0].numpy()))
+        def watched(engine: LoopEngine, index: Tensor, context: Any, share: float, key: Tensor | None) -> Any:
+            batch = original(engine, index, context, share=share, key=key)
+            self.seen[int(context.clients)].append((batch.x[0].numpy(), batch.y[0].numpy()))
             return batch
 
         monkeypatch.setattr(LoopEngine, "_batch", watched)

@@ -78,9 +78,9 @@ def test_messages_have_d_sub_floats_and_working_rows_no_copy_of_the_projection(n
     play(simulation, 1)
     assert simulation.traffic.down == simulation.traffic.up == 5 * 4 * 8
     assert simulation.algorithm.global_model(simulation.server) is None
-    here = simulation.engine.here(everyone(simulation), Call(1))
+    context = simulation.engine.client_context(everyone(simulation), Call(1))
     message = Message(shared={"w": torch.zeros(4, dtype=torch.float64)}).rows(5)
-    work = simulation.tasks["train"].start(here, simulation.clients.rows, message)
+    work = simulation.tasks["train"].start(context, simulation.clients.rows, message)
     assert {tuple(value.shape[1:]) for value in work.values()} <= {(model_size(),), (4,), (1,)}
 
 

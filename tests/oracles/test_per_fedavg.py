@@ -11,7 +11,7 @@ import torch
 from coterie.algorithms.base import Batch, Minibatches
 from coterie.algorithms.local_training import Optimiser
 from coterie.algorithms.per_fedavg import MetaTraining
-from coterie.compute.nets.row_nets import ModuleNet
+from coterie.compute.nets.row_net import ModuleNet
 from coterie.randomness import stream
 from coterie.simulation.simulation import Simulation
 from tests.oracles.quadratics import Array, Quadratics

@@ -81,15 +81,15 @@ def test_the_skeletons_oracles_hold_and_can_fail(skeleton: type[Algorithm], monk
     for oracle in oracles:
         oracle()
     task = sys.modules[skeleton.__module__].ElasticTraining
-    monkeypatch.setattr(task, "start", lambda self, here, state, message: _wrong(self, here, state, message))
+    monkeypatch.setattr(task, "start", lambda self, context, state, message: _wrong(self, context, state, message))
     for oracle in oracles:
         with pytest.raises(AssertionError):
             oracle()
 
 
-def _wrong(task: Any, here: Any, state: Any, message: Any) -> Any:
+def _wrong(task: Any, context: Any, state: Any, message: Any) -> Any:
     w = (state["w"] + message["w"]) / 3
-    return {"w": w, **task.optimiser.init(here, w)}
+    return {"w": w, **task.optimiser.init(context, w)}
 
 
 def test_the_skeleton_is_short_and_in_the_house_style() -> None:

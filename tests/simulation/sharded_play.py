@@ -337,7 +337,9 @@ def scene_failures(ranks: Callable[[], Ranks], folder: Path) -> Any:
     finish(launch.resume(folder / "full"))  # nothing is locked, and nobody is out of step
 
     playing = launch.begin(config, folder / "evaluation", processes=ShardedProcesses(ranks()))
-    playing.parts.engine.predict_all = functools.partial(fails, RuntimeError("odd"), 1, playing.parts.engine.predict_all)  # type: ignore[method-assign]
+    playing.parts.engine.predict_all = functools.partial(
+        fails, RuntimeError("odd"), 1, playing.parts.engine.predict_all
+    )  # type: ignore[method-assign]
     tried("evaluation", functools.partial(finish, playing))
 
     playing = launch.begin(config, folder / "watched", processes=ShardedProcesses(ranks()))

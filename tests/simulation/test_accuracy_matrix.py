@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.algorithms.base import Net
-from coterie.compute.nets.row_nets import ModuleNet
+from coterie.compute.nets.row_net import ModuleNet
 from coterie.errors import PartitionError
 from coterie.evaluation import equal_subsamples
 from coterie.rows import Rows

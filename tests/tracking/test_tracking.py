@@ -24,12 +24,12 @@ from coterie.results import Result
 from coterie.runs import launch
 from coterie.runs.storage import RunFolder
 from coterie.tracking import TRACKERS, Measured, TrackedRun, TrackerWarning, make, make_all
+from coterie.tracking._measurements import tag
+from coterie.tracking._reported_rounds import ReportedRounds
 from coterie.tracking.base import flat, results
-from coterie.tracking.bookmark import Bookmark
-from coterie.tracking.measurements import tag
 from coterie.tracking.tensorboard import picture
 from tests.small_runs import SMALL, Killed, assert_same_end, config_of
-from tests.tracking.reading import events, series
+from tests.tracking.event_files import events, series
 
 KINDS = {"bytes", "seconds", "result", "server", "cross"}  # what names of scalars begin with, besides models
 
@@ -261,15 +261,15 @@ def test_what_is_told_of_a_run_that_is_stopped(tmp_path: Path) -> None:
 
 
 def test_a_bookmark_knows_what_was_told(tmp_path: Path) -> None:
-    first = Bookmark(tmp_path, "mlflow")
+    first = ReportedRounds(tmp_path, "mlflow")
     assert first.run is None and first.is_new(1)
     first.begin("abc")
-    first.told(3)
-    Bookmark(tmp_path, "wandb").begin("xyz")
-    again = Bookmark(tmp_path, "mlflow")
+    first.store(3)
+    ReportedRounds(tmp_path, "wandb").begin("xyz")
+    again = ReportedRounds(tmp_path, "mlflow")
     assert again.run == "abc" and [again.is_new(number) for number in (2, 3, 4)] == [False, False, True]
     (tmp_path / "tracking.json").write_text("{")
-    assert Bookmark(tmp_path, "mlflow").run is None
+    assert ReportedRounds(tmp_path, "mlflow").run is None
 
 
 # ------------------------------------------------------------------------------------------------------- by their names

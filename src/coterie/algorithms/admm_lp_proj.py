@@ -49,11 +49,11 @@ class ADMMLpProj(FLAME):
     d_sub: int = Field(10, ge=1, description="length of the vectors that are shared")
 
     def opening(self, start: Start) -> Tensor:
-        """Give ``P θ⁰``; see :meth:`Consensus.opening`."""
+        """Return ``P θ⁰``."""
         return opening_in_subspace(start, self.d_sub)
 
     def tasks(self) -> dict[str, Task]:
-        """Give the client's updates in the subspace; see :meth:`Algorithm.tasks`."""
+        """Return FLAME's client in the subspace."""
         task = ProjectedAdmmTraining(
             self.stepper,
             self.minibatches,
@@ -65,5 +65,5 @@ class ADMMLpProj(FLAME):
         return {"train": task}
 
     def global_model(self, server: State) -> Rows | None:
-        """There is none; see :meth:`Algorithm.global_model`."""
+        """Return no model: a vector of the subspace is none."""
         return None

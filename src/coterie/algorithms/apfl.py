@@ -31,29 +31,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.algorithms.base import Batch, Cohort, Here, Message, Personalise, Start, State, Task
+from coterie.algorithms.base import Batch, ClientContext, Cohort, Message, Personalise, Start, State, Task
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local_training import ProximalTraining
 from coterie.rows import Rows
 
 
 def mixture(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Give ``α v + (1 − α) w``.
-
-    Parameters
-    ----------
-    alpha
-        Weights ``[rows, 1]``.
-    v
-        The clients' own models ``[rows, parameters]``.
-    w
-        What they are mixed with, a row each.
-
-    Returns
-    -------
-    Tensor
-        Rows.
-    """
+    """Return ``α v + (1 − α) w``."""
     return torch.lerp(w, v, alpha)
 
 
@@ -74,15 +59,15 @@ class MixtureTraining(ProximalTraining):
     adaptive: bool
     alpha_decay: float
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Start at the received model and the client's own; see :meth:`Task.start`."""
-        work = super().start(here, state, message)
-        work |= {"v": state["v"], "alpha": state["alpha"], **self.optimiser.init(here, state["v"], "own ")}
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Start at the received model and the client's own."""
+        work = super().start(context, state, message)
+        work |= {"v": state["v"], "alpha": state["alpha"], **self.optimiser.init(context, state["v"], "own ")}
         # One at the first step of a round and zero afterwards: how far α moves.
         return work | ({"opening": torch.ones_like(state["alpha"])} if self.adaptive else {})
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Step both models; see :meth:`ProximalTraining.step`."""
+        """Take a step of both models."""
         work = super().step(work, batch)
         w, v, alpha = work["w"], work["v"], work["alpha"]
         gradient = batch.grad(mixture(alpha, v, w))
@@ -93,8 +78,8 @@ class MixtureTraining(ProximalTraining):
         moved = (alpha - work["own lr"] * work["opening"] * slope).clamp(0, 1)
         return work | {"alpha": moved, "opening": torch.zeros_like(alpha)}
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep ``v_i`` and ``α_i``, and send ``w_i``; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep ``v_i`` and ``α_i``, and send ``w_i``."""
         return {"v": work["v"], "alpha": work["alpha"]}, {"w": work["w"]}
 
 
@@ -110,19 +95,19 @@ class APFL(FedAvg):
     alpha_decay: float = Field(0.0, ge=0, description="coefficient of an L2 term on the weight")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all; see :meth:`Algorithm.init`."""
+        """Start every model at the initial one."""
         return {"w": start.row}, {"v": start.rows(), "alpha": start.rows(start.row.new_full((1,), self.alpha))}
 
     def tasks(self) -> dict[str, Task]:
-        """Training of both models; see :meth:`Algorithm.tasks`."""
+        """Return the training of both models."""
         task = MixtureTraining(self.stepper, self.minibatches, adaptive=self.adaptive, alpha_decay=self.alpha_decay)
         return {"train": task}
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Send the global model of now; see :meth:`Algorithm.personalise`."""
+        """Send the current global model."""
         yield from ()
         return Message(shared={"w": server["w"]})
 
-    def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Mix it with the client's own; see :meth:`Algorithm.personal`."""
+    def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Mix the global model with the client's own."""
         return {"w": mixture(state["alpha"], state["v"], message["w"])}

@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from coterie.algorithms.client import Batch, Fold, Here, Minibatches, Net, Task, Whole
+from coterie.algorithms.batch import Batch, Net
+from coterie.algorithms.client import ClientContext, Fold, FullPass, Minibatches, Task
 from coterie.algorithms.messages import Ask, Cohort, Message, Replies, Start, Weights
 from coterie.rows import Rows
 
@@ -30,9 +31,10 @@ __all__ = [
     "Algorithm",
     "Ask",
     "Batch",
+    "ClientContext",
     "Cohort",
     "Fold",
-    "Here",
+    "FullPass",
     "Info",
     "Message",
     "Minibatches",
@@ -44,7 +46,6 @@ __all__ = [
     "State",
     "Task",
     "Weights",
-    "Whole",
 ]
 
 State = dict[str, Tensor]
@@ -102,7 +103,7 @@ class Algorithm(BaseModel, abc.ABC):
 
     @abc.abstractmethod
     def tasks(self) -> dict[str, Task]:
-        """Give the client's half.
+        """Return the client's half.
 
         Returns
         -------
@@ -145,12 +146,12 @@ class Algorithm(BaseModel, abc.ABC):
         """
         return _nothing()
 
-    def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
+    def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Make the personal models, on the clients.
 
         Parameters
         ----------
-        here
+        context
             What the clients know about themselves.
         state
             Their state.
@@ -170,7 +171,7 @@ class Algorithm(BaseModel, abc.ABC):
         return False
 
     def global_model(self, server: State) -> Rows | None:
-        """Give the global model, if there is one.
+        """Return the global model, if there is one.
 
         Parameters
         ----------
@@ -185,7 +186,7 @@ class Algorithm(BaseModel, abc.ABC):
         return None
 
     def other_models(self, server: State) -> dict[str, Rows]:
-        """Give further models for each client that are worth a line in the records.
+        """Return further models for each client that are worth a line in the records.
 
         Parameters
         ----------
@@ -220,7 +221,7 @@ class Algorithm(BaseModel, abc.ABC):
 
     @classmethod
     def summary(cls) -> str:
-        """Give the first line of the class's docstring.
+        """Return the first line of the class's docstring.
 
         Returns
         -------
@@ -230,7 +231,7 @@ class Algorithm(BaseModel, abc.ABC):
         return (cls.__doc__ or "").strip().split("\n")[0]
 
     def settings(self) -> dict[str, Any]:
-        """Give the hyper-parameters.
+        """Return the hyper-parameters.
 
         Returns
         -------

@@ -8,222 +8,12 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from coterie.rows import Columns, Layout, Rows
-
-
-class Net(Protocol):
-    """A model applied to rows: row ``r`` of the parameters to row ``r`` of the samples."""
-
-    layout: Layout
-
-    def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """Apply the model.
-
-        Parameters
-        ----------
-        params
-            Rows ``[rows, parameters]``.
-        x
-            Samples ``[rows, samples, ...]``.
-        key
-            Stream keys ``[rows]`` for dropout; ``None`` means evaluation, without dropout.
-
-        Returns
-        -------
-        Tensor
-            Outputs ``[rows, samples, ...]``.
-        """
-        ...
-
-    def sub(self, *path: str | slice) -> Net:
-        """Give a part of the model as a net of its own, with its own layout.
-
-        Parameters
-        ----------
-        *path
-            Names of nested children; a slice takes layers of an ``nn.Sequential``.
-
-        Returns
-        -------
-        Net
-            The part; its rows hold only its own parameters, none at all if it has nothing to train.
-        """
-        ...
-
-    def columns(self, *path: str | slice) -> Columns:
-        """Say where the parameters of :meth:`sub` lie in this net's rows.
-
-        Parameters
-        ----------
-        *path
-            As for :meth:`sub`.
-
-        Returns
-        -------
-        Columns
-            Their columns.
-        """
-        ...
-
-    @property
-    def split(self) -> int:
-        """How many layers of the part ``body`` a client holds when the model is split between client and server."""
-        ...
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Some samples of each row, and derivatives of the loss on them.
-
-    Parameters
-    ----------
-    net
-        The model.
-    per_sample
-        Loss of each sample.
-    x
-        Samples ``[rows, samples, ...]``.
-    y
-        Targets ``[rows, samples]``.
-    weight
-        Weight of each sample in the row's mean ``[rows, samples]``: one over the row's number of real samples, 0 for
-        padding.
-    share
-        Which fraction of the client's samples this is, ``[rows]``: shares of a whole pass sum to one.
-    key
-        Dropout keys ``[rows]``, or ``None`` in a pass that evaluates.
-    """
-
-    net: Net
-    per_sample: Callable[[Tensor, Tensor], Tensor]
-    x: Tensor
-    y: Tensor
-    weight: Tensor
-    share: Tensor
-    key: Tensor | None = None
-
-    def mean_loss(self, outputs: Tensor, per_sample: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
-        """Mean loss of each row for given outputs.
-
-        Parameters
-        ----------
-        outputs
-            Outputs ``[rows, samples, ...]``.
-        per_sample
-            Another loss than the problem's.
-
-        Returns
-        -------
-        Tensor
-            Losses ``[rows]``.
-        """
-        losses = (per_sample or self.per_sample)(outputs.flatten(0, 1), self.y.flatten(0, 1))
-        return (losses.view(self.weight.shape) * self.weight).sum(1)
-
-    def loss(self, params: Tensor) -> Tensor:
-        """Mean loss of each row's model on its samples.
-
-        Parameters
-        ----------
-        params
-            Rows ``[rows, parameters]``.
-
-        Returns
-        -------
-        Tensor
-            Losses ``[rows]``.
-        """
-        return self.mean_loss(self.net.outputs(params, self.x, self.key))
-
-    def grad(self, params: Tensor) -> Tensor:
-        """Gradient of :meth:`loss`, a row for each row.
-
-        Parameters
-        ----------
-        params
-            Rows ``[rows, parameters]``.
-
-        Returns
-        -------
-        Tensor
-            Gradients ``[rows, parameters]``.
-        """
-        (gradient,) = self.grad_of(self.loss, params)
-        return gradient
-
-    def loss_and_grad(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """Both, for the price of one.
-
-        Parameters
-        ----------
-        params
-            Rows ``[rows, parameters]``.
-
-        Returns
-        -------
-        tuple of Tensor
-            Losses ``[rows]`` and gradients ``[rows, parameters]``.
-        """
-        with torch.enable_grad():
-            leaf = params.detach().requires_grad_()
-            losses = self.loss(leaf)
-            (gradient,) = torch.autograd.grad(losses.sum(), (leaf,))
-        return losses.detach(), gradient
-
-    def descend_(self, params: Tensor, rate: Tensor, pull: float = 0.0, centre: Tensor | None = None) -> None:
-        """Take one step of ``w ← w − rate (∇loss(w) + pull (w − centre))`` in place.
-
-        The same step as with :meth:`grad`, but a net may take it without ever holding the gradient. Only for rows that
-        the task made itself (in ``start``): what it was given must stay as it was.
-
-        Parameters
-        ----------
-        params
-            Rows ``[rows, parameters]``; changed.
-        rate
-            Step of each row ``[rows, 1]``.
-        pull
-            Weight of the proximal term.
-        centre
-            Its centre ``[rows, parameters]``, needed unless ``pull`` is 0.
-        """
-        fused = getattr(self.net, "descend_", None)
-        towards = params - centre if pull and centre is not None else None
-        if fused is None:
-            params.addcmul_(self.grad(params), rate, value=-1)
-        else:
-            fused(params, rate, self, self.mean_loss)
-        if towards is not None:
-            params.addcmul_(towards, rate, value=-pull)
-
-    def grad_of(self, losses: Callable[..., Tensor], *params: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of a loss of the method's own, over one or more parameter matrices.
-
-        Rows are independent, so the gradient of the sum over rows holds each row's own gradient.
-
-        Parameters
-        ----------
-        losses
-            From the parameter matrices to a loss for each row.
-        *params
-            The matrices, each with a row per row.
-
-        Returns
-        -------
-        tuple of Tensor
-            A gradient for each matrix.
-        """
-        if torch.compiler.is_compiling():
-            total = torch.func.grad(lambda *p: losses(*p).sum(), argnums=tuple(range(len(params))))
-            return tuple(total(*params))
-        with torch.enable_grad():
-            leaves = tuple(value.detach().requires_grad_() for value in params)
-            return torch.autograd.grad(losses(*leaves).sum(), leaves)
+from coterie.algorithms.batch import Net
+from coterie.rows import Layout, Rows
 
 
 @dataclass(frozen=True)
@@ -249,7 +39,7 @@ class Minibatches:
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullPass:
     """One pass over all samples of a split in a fixed order, in evaluation mode: for losses and full gradients.
 
     Parameters
@@ -279,13 +69,13 @@ class Fold:
         What to do after the pass, before the next one.
     """
 
-    over: Minibatches | Whole
+    over: Minibatches | FullPass
     step: Callable[..., Rows]
-    then: Callable[[Here, Rows], Rows] | None = None
+    then: Callable[[ClientContext, Rows], Rows] | None = None
 
 
 @dataclass(frozen=True)
-class Here:
+class ClientContext:
     """What clients know about themselves.
 
     Parameters
@@ -335,12 +125,12 @@ class Task(abc.ABC):
     (:mod:`coterie.simulation.privacy`) is of the change."""
 
     @abc.abstractmethod
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Make the working rows from the client's state and the message.
 
         Parameters
         ----------
-        here
+        context
             What the clients know about themselves.
         state
             Their state.
@@ -355,7 +145,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def folds(self) -> tuple[Fold, ...]:
-        """Say which passes over data the task makes.
+        """Return which passes over data the task makes.
 
         Returns
         -------
@@ -364,12 +154,12 @@ class Task(abc.ABC):
         """
 
     @abc.abstractmethod
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
         """End the task.
 
         Parameters
         ----------
-        here
+        context
             What the clients know about themselves.
         work
             Working rows after the last fold.

@@ -27,7 +27,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field, model_validator
 
-from coterie.algorithms.base import Batch, Fold, Here, Minibatches, Start, State, Task
+from coterie.algorithms.base import Batch, ClientContext, Fold, Minibatches, Start, State, Task
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local_training import Optimiser, ProximalTraining, refuse_unstable
 from coterie.rows import Rows
@@ -53,23 +53,23 @@ class DittoTraining(ProximalTraining):
     personal_data: Minibatches
     lam: float
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Start both models; see :meth:`Task.start`."""
-        rows = self.personal_optimiser.init(here, state["v"], "personal ")
-        return super().start(here, state, message) | {"v": state["v"], "received": message["w"], **rows}
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Start both models."""
+        rows = self.personal_optimiser.init(context, state["v"], "personal ")
+        return super().start(context, state, message) | {"v": state["v"], "received": message["w"], **rows}
 
     def personal_step(self, work: Rows, batch: Batch) -> Rows:
-        """Take one step of ``v``; see :meth:`ProximalTraining.step`."""
+        """Take one step of ``v``."""
         v = work["v"]
         gradient = torch.add(batch.grad(v), v - work["received"], alpha=self.lam)
         return work | self.personal_optimiser.update(work, "v", gradient, "personal ")
 
     def folds(self) -> tuple[Fold, ...]:
-        """Make a pass for each of the two models; see :meth:`Task.folds`."""
+        """Make a pass for each of the two models."""
         return (*super().folds(), Fold(self.personal_data, self.personal_step))
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep ``v_i`` and send ``w_i``; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep ``v_i`` and send ``w_i``."""
         return {"v": work["v"]}, {"w": work["w"]}
 
 
@@ -100,11 +100,11 @@ class Ditto(FedAvg):
         return self.lr if self.personal_lr is None else self.personal_lr
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all; see :meth:`Algorithm.init`."""
+        """Start every model at the initial one."""
         return {"w": start.row}, {"v": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
-        """Training of both models; see :meth:`Algorithm.tasks`."""
+        """Return the training of both models."""
         task = DittoTraining(
             self.stepper,
             Minibatches(self.batch_size, self.local_epochs, steps=self.local_steps),
@@ -114,6 +114,6 @@ class Ditto(FedAvg):
         )
         return {"train": task}
 
-    def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Give ``v_i``; see :meth:`Algorithm.personal`."""
+    def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Return ``v_i``."""
         return {"w": state["v"]}

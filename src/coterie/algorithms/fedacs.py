@@ -50,16 +50,16 @@ class FedACS(LocalTraining):
     pool: Literal["cohort", "all"] = Field("cohort", description="attend to this round's clients, or to all clients")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Let the server keep every client's last model; see :meth:`Algorithm.init`."""
+        """Start with every client's last model at the server."""
         members = torch.arange(start.clients, device=start.row.device) if start.members is None else start.members
         return {"w": start.rows(), "members": members}, {"w": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
-        """Plain training from the averaged model; see :meth:`Algorithm.tasks`."""
+        """Return plain training from the averaged model."""
         return {"train": ProximalTraining(self.stepper, self.minibatches)}
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Select and average for each client, send each its own; see :meth:`Algorithm.round`."""
+        """Select and average for each client, and send each client its own average."""
         w, clients = server["w"], cohort.clients
         pool = clients if self.pool == "cohort" else torch.cat([server["members"], clients]).unique()
         models = take_rows(w, pool)
@@ -69,7 +69,7 @@ class FedACS(LocalTraining):
         return new, {"weights": Weights(a, clients, pool)}
 
     def global_model(self, server: State) -> Rows | None:
-        """Give the mean of the members' personal models, which is derived: the method has no global model."""
+        """Return the mean of the members' personal models, which is derived: the method has no global model."""
         w, members = server["w"], server["members"]
         share = w.new_zeros(len(w)).index_fill(0, members, 1 / len(members))
         return {"w": mix(share, w)}

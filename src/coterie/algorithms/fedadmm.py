@@ -33,7 +33,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from coterie.algorithms.base import Ask, Cohort, Here, Message, Minibatches, Round, Start, State, Task
+from coterie.algorithms.base import Ask, ClientContext, Cohort, Message, Minibatches, Round, Start, State, Task
 from coterie.algorithms.local_training import GlobalTraining, ProximalTraining, refuse_unstable
 from coterie.rows import Rows
 
@@ -48,33 +48,20 @@ class LagrangianTraining(ProximalTraining):
     references: ClassVar[Mapping[str, str | None]] = {"delta": None}
 
     def augmented(self, w: Tensor, pi: Tensor) -> Tensor:
-        """Give ``w_i + π_i/ρ``.
-
-        Parameters
-        ----------
-        w
-            The clients' models ``[rows, parameters]``.
-        pi
-            Their duals.
-
-        Returns
-        -------
-        Tensor
-            A row each.
-        """
+        """Return ``w_i + π_i/ρ``."""
         return w + pi / self.prox if self.prox else w
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Start at the received model, or the client's own; see :meth:`Task.start`."""
-        work = super().start(here, state, message)
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Start at the received model, or the client's own."""
+        work = super().start(context, state, message)
         if self.prox:
             # π + ρ (w_i − w) = ρ (w_i − (w − π/ρ)): the linear term moves the centre.
             work["centre"] = message["w"] - state["pi"] / self.prox
         sent = self.augmented(state["w"], state["pi"])
         return work | {"received": message["w"], "pi": state["pi"], "sent": sent}
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Step the dual, and send by how much the message changed; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Step the dual, and send by how much the message changed."""
         w = work["w"]
         pi = torch.add(work["pi"], w - work["received"], alpha=self.prox)
         return {"w": w, "pi": pi}, {"delta": self.augmented(w, pi) - work["sent"]}
@@ -106,16 +93,16 @@ class FedADMM(GlobalTraining):
         return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all and no duals; see :meth:`Algorithm.init`."""
+        """Start every model at the initial one, with duals of zero."""
         return {"w": start.row}, {"w": start.rows(), "pi": start.rows(torch.zeros_like(start.row))}
 
     def tasks(self) -> dict[str, Task]:
-        """Training on the augmented Lagrangian; see :meth:`Algorithm.tasks`."""
+        """Return the training on the augmented Lagrangian."""
         data = Minibatches(self.batch_size, (self.least_epochs, self.local_epochs))
         return {"train": LagrangianTraining(self.stepper, data, prox=self.rho, from_own=self.begin == "own")}
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast, train, and add the mean change; see :meth:`Algorithm.round`."""
+        """Broadcast, train, and add the mean change."""
         replies = yield Ask("train", Message(shared={"w": server["w"]}))
         early = self.early_rounds is None or cohort.round <= self.early_rounds
         step = self.server_lr if early else self.late_server_lr

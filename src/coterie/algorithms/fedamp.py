@@ -51,7 +51,7 @@ class MessagePassing(LocalTraining):
         return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Let the server keep every client's last model and cloud model; see :meth:`Algorithm.init`."""
+        """Start with every client's last model and cloud model at the server."""
         w, u, own = (start.rows() for _ in range(3))
         if not self.common_start:
             fresh = torch.stack([start.fresh(client) for client in range(start.clients)])
@@ -61,32 +61,16 @@ class MessagePassing(LocalTraining):
         return {"w": w, "u": u, "members": members}, {"w": own}
 
     def tasks(self) -> dict[str, Task]:
-        """Training towards the cloud model; see :meth:`Algorithm.tasks`."""
+        """Return the training towards the cloud model."""
         own = self.begin == "own"
         return {"train": ProximalTraining(self.stepper, self.minibatches, prox=self.prox, from_own=own)}
 
     @abc.abstractmethod
     def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, State, Info]:
-        """Weigh, for each client of the cohort, itself and the members.
-
-        Parameters
-        ----------
-        w
-            The last model of every client.
-        members
-            The clients that are listened to, in increasing order.
-        cohort
-            The clients of this round.
-
-        Returns
-        -------
-        tuple
-            Weights ``[cohort, clients]``, 0 for others than members, what the server keeps of how they were taken, and
-            what else to record.
-        """
+        """Return the weights of the members for each client of the cohort, new state, and what to record."""
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Make cloud models, send each its own, keep what comes back; see :meth:`Algorithm.round`."""
+        """Make the cloud models, send each client its own, and keep the models that come back."""
         w = server["w"]
         xi, kept, info = self.attention(w, server["members"], cohort)
         u = mix(xi, w)
@@ -100,7 +84,7 @@ class MessagePassing(LocalTraining):
         return new | kept, {"weights": Weights(xi, cohort.clients, everyone), **info}
 
     def other_models(self, server: State) -> dict[str, Rows]:
-        """Give the cloud models; see :meth:`Algorithm.other_models`."""
+        """Return the cloud models."""
         return {"cloud": {"w": server["u"]}}
 
 
@@ -117,12 +101,12 @@ class FedAMP(MessagePassing):
     xi_min: float = Field(0.0, ge=0, le=1, description="least self weight under the guard")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Keep the scale σ beside the models; see :meth:`MessagePassing.init`."""
+        """Keep the scale σ beside the models."""
         server, clients = super().init(start)
         return server | {"sigma": torch.ones((), dtype=torch.float64, device=start.row.device)}, clients
 
     def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, State, Info]:
-        """Weigh by ``κ exp(−|w_i − w_j|²/σ)``; see :meth:`MessagePassing.attention`."""
+        """Weigh by ``κ exp(−|w_i − w_j|²/σ)``."""
         mine = cohort.clients
         if self.sigma is None:
             apart = squared_distances(w)

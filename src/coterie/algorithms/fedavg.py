@@ -49,25 +49,12 @@ class FedAvg(GlobalTraining):
         return self
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast, train, average; see :meth:`Algorithm.round`."""
+        """Broadcast, train, average."""
         replies = yield Ask("train", Message(shared={"w": server["w"]}))
         return {"w": self.join(replies["w"], cohort.shares(replies.clients))}, self.standing(len(replies))
 
     def join(self, models: Tensor, shares: Tensor) -> Tensor:
-        """Join the clients' models into one.
-
-        Parameters
-        ----------
-        models
-            The models that came back ``[clients, parameters]``.
-        shares
-            Each client's part of the samples, which only the mean looks at.
-
-        Returns
-        -------
-        Tensor
-            One model ``[parameters]``.
-        """
+        """Join the clients' models into one."""
         if self.aggregator in _WITHOUT_F:
             return aggregate(self.aggregator, models, shares)
         if len(models) < 3 and self.aggregator != "trimmed_mean":
@@ -75,18 +62,7 @@ class FedAvg(GlobalTraining):
         return aggregate(self.aggregator, models, shares, f=self._assumed(len(models)))
 
     def standing(self, count: int) -> Info:
-        """Say what the robust aggregators could promise in a round.
-
-        Parameters
-        ----------
-        count
-            How many clients replied.
-
-        Returns
-        -------
-        Info
-            How many were assumed malicious, and whether those were as many as was asked for.
-        """
+        """Return what a robust aggregator could guarantee in a round."""
         if self.aggregator in _WITHOUT_F:
             return {}
         assumed = self._assumed(count)

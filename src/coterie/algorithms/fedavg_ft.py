@@ -24,20 +24,7 @@ from coterie.algorithms.local_training import LocalTraining, ProximalTraining
 
 
 def fine_tuning(settings: LocalTraining, epochs: int | None) -> ProximalTraining:
-    """Give the task that fine-tunes the global model on the client.
-
-    Parameters
-    ----------
-    settings
-        Whose local optimiser and batch size to use.
-    epochs
-        Passes over the client's data; ``None`` for the local epochs.
-
-    Returns
-    -------
-    ProximalTraining
-        Plain training, of which nothing is sent.
-    """
+    """Return the task that fine-tunes the global model on the client."""
     passes = settings.local_epochs if epochs is None else epochs
     return ProximalTraining(settings.stepper, Minibatches(settings.batch_size, passes), reply=False)
 
@@ -52,10 +39,10 @@ class FedAvgFT(FedAvg):
     fine_tune_epochs: int | None = Field(None, ge=0, description="epochs of fine-tuning; the local epochs if not given")
 
     def tasks(self) -> dict[str, Task]:
-        """FedAvg's training, and fine-tuning; see :meth:`Algorithm.tasks`."""
+        """Return FedAvg's training, and fine-tuning."""
         return super().tasks() | {"fine_tune": fine_tuning(self, self.fine_tune_epochs)}
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Fine-tune the global model everywhere; see :meth:`Algorithm.personalise`."""
+        """Fine-tune the global model on every client."""
         yield Ask("fine_tune", Message(shared={"w": server["w"]}))
         return Message()

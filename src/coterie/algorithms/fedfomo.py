@@ -37,7 +37,20 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie import randomness
-from coterie.algorithms.base import Ask, Batch, Cohort, Fold, Here, Message, Round, Start, State, Task, Weights, Whole
+from coterie.algorithms.base import (
+    Ask,
+    Batch,
+    ClientContext,
+    Cohort,
+    Fold,
+    FullPass,
+    Message,
+    Round,
+    Start,
+    State,
+    Task,
+    Weights,
+)
 from coterie.algorithms.local_training import LocalTraining, ProximalTraining
 from coterie.algorithms.server_math.fomo import fomo_weights
 from coterie.algorithms.server_math.robust import mean
@@ -46,52 +59,26 @@ from coterie.rows import Rows, put_rows, take_rows
 
 @dataclass(frozen=True)
 class FirstOrderTraining(ProximalTraining):
-    """Judge the models one was sent on validation samples, move towards the better ones, then train."""
+    """Evaluates the received models on validation samples, moves towards the better ones, then trains."""
 
     references: ClassVar[Mapping[str, str | None]] = {"w": None, "raw": None}
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Set all losses to zero; see :meth:`Task.start`."""
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Set all losses to zero."""
         candidates = message["candidates"]
         loss = torch.zeros(len(candidates), dtype=torch.float64, device=candidates.device)
         losses = loss.unsqueeze(1).repeat(1, candidates.shape[1])
         return {"w": state["w"], "candidates": candidates, "own_loss": loss, "losses": losses}
 
     def judge(self, work: Rows, batch: Batch) -> Rows:
-        """Add up the losses of the client's own model and of the candidates.
-
-        Parameters
-        ----------
-        work
-            Working rows.
-        batch
-            Some validation samples.
-
-        Returns
-        -------
-        Rows
-            New working rows.
-        """
+        """Add up the losses of the client's own model and of the candidates."""
         losses = [batch.loss(model) for model in (work["w"], *work["candidates"].unbind(1))]
         own, *others = [batch.share.double() * loss for loss in losses]
         added = torch.stack(others, 1) if others else torch.zeros_like(work["losses"])
         return work | {"own_loss": work["own_loss"] + own, "losses": work["losses"] + added}
 
-    def move(self, here: Here, work: Rows) -> Rows:
-        """Weigh the candidates and move towards them.
-
-        Parameters
-        ----------
-        here
-            What the clients know about themselves.
-        work
-            Working rows.
-
-        Returns
-        -------
-        Rows
-            Working rows for training.
-        """
+    def move(self, context: ClientContext, work: Rows) -> Rows:
+        """Weigh the candidates and move towards them."""
         own, candidates = work["w"], work["candidates"].unbind(1)
         away = [torch.linalg.vector_norm(model - own, dim=1, dtype=torch.float64) for model in candidates]
         distances = torch.stack(away, 1) if away else torch.zeros_like(work["losses"])
@@ -100,15 +87,15 @@ class FirstOrderTraining(ProximalTraining):
         for model, weight in zip(candidates, weights.to(own.dtype).unsqueeze(2).unbind(1), strict=True):
             # A model that diverged has weight 0, and 0 times infinity is not a number.
             moved = moved + torch.where(weight > 0, weight * (model - own), 0.0)
-        return {"w": moved, "raw": raw.to(own.dtype), **self.optimiser.init(here, moved)}
+        return {"w": moved, "raw": raw.to(own.dtype), **self.optimiser.init(context, moved)}
 
     def folds(self) -> tuple[Fold, ...]:
-        """Judge and move, then train; see :meth:`Task.folds`."""
-        return Fold(Whole("validation"), self.judge, self.move), *super().folds()
+        """Judge and move, then train."""
+        return Fold(FullPass("validation"), self.judge, self.move), *super().folds()
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the trained model; send it with the weights; see :meth:`Task.finish`."""
-        changes, reply = super().finish(here, work)
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep the trained model, and send it with the weights."""
+        changes, reply = super().finish(context, work)
         return changes, reply | {"raw": work["raw"]}
 
 
@@ -126,7 +113,7 @@ class FedFomo(LocalTraining):
     epsilon_decay: float = Field(0.05, ge=0, le=1, description="what is taken off that probability after each round")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Keep, at the server, every client's last model and who helped whom; see :meth:`Algorithm.init`."""
+        """Start with every client's last model, and no affinities, at the server."""
         affinity = start.rows(torch.zeros(start.clients, dtype=torch.float64, device=start.row.device))
         seen = torch.zeros(start.clients, dtype=torch.bool, device=start.row.device)
         members = torch.arange(start.clients, device=start.row.device) if start.members is None else start.members
@@ -134,24 +121,11 @@ class FedFomo(LocalTraining):
         return server, {"w": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
-        """Judging, moving and training; see :meth:`Algorithm.tasks`."""
+        """Return the client's half: judge, move, train."""
         return {"train": FirstOrderTraining(self.stepper, self.minibatches)}
 
     def choose(self, server: State, cohort: Cohort) -> Tensor:
-        """Choose whose models each client is sent.
-
-        Parameters
-        ----------
-        server
-            The server's state: who helped whom so far, and who ever replied.
-        cohort
-            The clients of this round.
-
-        Returns
-        -------
-        Tensor
-            Clients ``[cohort, M]``, in increasing order, never the client itself.
-        """
+        """Choose whose models each client is sent."""
         epsilon = max(0.0, self.epsilon - self.epsilon_decay * (cohort.round - 1))
         key = randomness.keys(cohort.seed, "candidates", cohort.round, cohort.clients)
         drawn = randomness.uniform(key, cohort.total + 1)
@@ -167,7 +141,7 @@ class FedFomo(LocalTraining):
         return order.gather(1, best[:, :count]).sort(1).values
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Send each client its candidates, keep what comes back; see :meth:`Algorithm.round`."""
+        """Send each client its candidates, and keep the models and weights that come back."""
         w, affinity = server["w"], server["affinity"]
         chosen = self.choose(server, cohort)
         replies = yield Ask("train", Message(each={"candidates": take_rows(w, chosen)}))
@@ -187,6 +161,6 @@ class FedFomo(LocalTraining):
         return new, {"weights": Weights(weights, clients, torch.arange(cohort.total, device=w.device))}
 
     def global_model(self, server: State) -> Rows | None:
-        """Give the mean of the models of all who took part, which is derived: the method has no global model."""
+        """Return the mean of the models of all who took part, which is derived: the method has no global model."""
         seen = server["seen"]
         return {"w": mean(server["w"], torch.where(seen.any(), seen, True))}

@@ -42,7 +42,7 @@ class FedMGDA(GlobalTraining):
     server_lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the server's step after each round")
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast, train, weigh, step; see :meth:`Algorithm.round`."""
+        """Broadcast, train, weigh, step."""
         w = server["w"]
         replies = yield Ask("train", Message(shared={"w": w}))
         updates = w - replies["w"]

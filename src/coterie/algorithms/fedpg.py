@@ -48,9 +48,10 @@ from coterie.algorithms.base import (
     Algorithm,
     Ask,
     Batch,
+    ClientContext,
     Cohort,
     Fold,
-    Here,
+    FullPass,
     Info,
     Message,
     Minibatches,
@@ -61,7 +62,6 @@ from coterie.algorithms.base import (
     State,
     Task,
     Weights,
-    Whole,
 )
 from coterie.algorithms.fedsgd import FullGradient
 from coterie.algorithms.local_training import Optimiser
@@ -73,8 +73,8 @@ from coterie.rows import Rows, put_rows, take_rows
 class KeptGradient(FullGradient):
     """The loss and its full gradient, sent and kept with the model they were taken at."""
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep model and gradient, send gradient and loss; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep model and gradient, send gradient and loss."""
         return {"omega": work["w"], "g": work["g"]}, {"g": work["g"], "loss": work["loss"]}
 
 
@@ -93,25 +93,25 @@ class PseudoGradient(KeptGradient):
     optimiser: Optimiser
     data: Minibatches
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Train a copy of the model; see :meth:`Task.start`."""
-        return super().start(here, state, message) | {"y": message["w"]} | self.optimiser.init(here, message["w"])
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Train a copy of the model."""
+        return super().start(context, state, message) | {"y": message["w"]} | self.optimiser.init(context, message["w"])
 
     def train(self, work: Rows, batch: Batch) -> Rows:
-        """Take one step; see :meth:`ProximalTraining.step`."""
+        """Take one step."""
         return work | self.optimiser.update(work, "y", batch.grad(work["y"]))
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Add a batch's part of the loss; see :meth:`FullGradient.step`."""
+        """Add a batch's part of the loss."""
         return work | {"loss": torch.addcmul(work["loss"], batch.loss(work["w"]), batch.share)}
 
     def folds(self) -> tuple[Fold, ...]:
-        """Train, then measure the loss; see :meth:`Task.folds`."""
-        return Fold(self.data, self.train), Fold(Whole(), self.step)
+        """Train, then measure the loss."""
+        return Fold(self.data, self.train), Fold(FullPass(), self.step)
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Send the displacement over the learning rate; see :meth:`Task.finish`."""
-        return super().finish(here, work | {"g": (work["w"] - work["y"]) / work["lr"]})
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Send the displacement over the learning rate."""
+        return super().finish(context, work | {"g": (work["w"] - work["y"]) / work["lr"]})
 
 
 @dataclass(frozen=True)
@@ -131,19 +131,19 @@ class Drift(Task):
     optimiser: Optimiser
     gamma: float
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Take up the message; see :meth:`Task.start`."""
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Take up the message."""
         known = state | message
-        eta = known["eta"].unsqueeze(1) if "eta" in known else self.optimiser.init(here, known["omega"])["lr"]
+        eta = known["eta"].unsqueeze(1) if "eta" in known else self.optimiser.init(context, known["omega"])["lr"]
         gamma = known["gamma"].clamp_min(self.gamma).unsqueeze(1)
         return {"omega": known["omega"], "g": known["g"], "d": known["d"], "gamma": gamma, "eta": eta}
 
     def folds(self) -> tuple[Fold, ...]:
-        """Look at no data; see :meth:`Task.folds`."""
+        """Return no pass: no data is needed."""
         return ()
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the personal model; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep the personal model."""
         direction = work["d"] - work["gamma"] * (work["g"] + work["d"])
         return {"w": work["omega"] + work["eta"] * direction}, {}
 
@@ -178,7 +178,7 @@ class FedPG(Algorithm):
         return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Begin with one model for all and no gradients; see :meth:`Algorithm.init`."""
+        """Start every model at the initial one, without gradients."""
         nothing = torch.zeros_like(start.row)
         seen = torch.zeros(start.clients, dtype=torch.int64, device=start.row.device)
         return {"w": start.row, "g": start.rows(nothing), "seen": seen}, {
@@ -193,7 +193,7 @@ class FedPG(Algorithm):
         return Optimiser(lr=self.lr, lr_decay=self.lr_decay)
 
     def tasks(self) -> dict[str, Task]:
-        """Give the two exchanges; see :meth:`Algorithm.tasks`."""
+        """Return the tasks of the two exchanges."""
         pseudo = PseudoGradient(self.rate, Minibatches(self.batch_size, self.local_epochs))
         return {
             "gradient": KeptGradient() if self.grad_mode == "full" else pseudo,
@@ -201,7 +201,7 @@ class FedPG(Algorithm):
         }
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Find the common direction, step along it, remember the gradients; see :meth:`Algorithm.round`."""
+        """Find the common direction, step along it, remember the gradients."""
         w, online, info = yield from self._descend(server, cohort)
         now = torch.full_like(online.clients, cohort.round)
         new = {
@@ -212,22 +212,22 @@ class FedPG(Algorithm):
         return new, info
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Let everybody's personal model be, or with ``fresh`` make it anew; see :meth:`Algorithm.personalise`."""
+        """Keep the personal models as they are, or with ``fresh`` make them anew."""
         if self.fresh:
             yield from self._descend(server, cohort)
         return Message()
 
     @property
     def evaluated_together(self) -> bool:
-        """With ``fresh``, personal models are made along a direction that is common to all that are evaluated."""
+        """Whether all are made at once: with ``fresh`` they share a direction that depends on who is evaluated."""
         return self.fresh
 
     def global_model(self, server: State) -> Rows | None:
-        """Give ω; see :meth:`Algorithm.global_model`."""
+        """Return ω."""
         return {"w": server["w"]}
 
     def _descend(self, server: State, cohort: Cohort) -> Generator[Ask, Replies, tuple[Tensor, Replies, Info]]:
-        """Play a round's exchanges: gives the new global model, the gradients that came back, and what to record."""
+        """Run a round's exchanges; returns the new global model, the gradients that came back, and what to record."""
         w = server["w"]
         online = yield Ask("gradient", Message(shared={"w": w}))
         absent = self.window(server["seen"], online.clients, cohort.round)
@@ -243,35 +243,20 @@ class FedPG(Algorithm):
                 history=stale if self.gamma_over_history else None,
                 constraining=found.online_kept,
             )
-        eta, info = yield from self._step(online, found, gamma.to(w.dtype), cohort)
+        eta, info = yield from self.take_step(online, found, gamma.to(w.dtype), cohort)
         return w + eta * found.direction, online, self._record(found, gamma, online, absent, cohort) | info
 
     def window(self, seen: Tensor, online: Tensor, now: int) -> Tensor:
-        """Give the absent clients whose last gradients still count.
-
-        Parameters
-        ----------
-        seen
-            The round in which each client was last online, 0 for never.
-        online
-            The clients that are.
-        now
-            The round.
-
-        Returns
-        -------
-        Tensor
-            Absent clients seen at most ``⌊M/|S|⌋`` rounds ago, in increasing order.
-        """
+        """Return the absent clients whose last gradients still count."""
         recorded = seen > 0
         recent = recorded & (now - seen <= int(recorded.sum()) // len(online)) & self.history
         recent[online] = False
         return recent.nonzero().squeeze(1)
 
-    def _step(
+    def take_step(
         self, online: Replies, found: CommonDescent, gamma: Tensor, cohort: Cohort
     ) -> Generator[Ask, Replies, tuple[float, Info]]:
-        """Let clients make their personal models: gives the step along the direction, and what to record about it."""
+        """Ask clients for their personal models; returns the step along the direction, and what to record about it."""
         yield Ask("personal", Message(shared={"d": found.direction}, each={"gamma": gamma}), online.clients)
         return self.lr * self.lr_decay ** (cohort.round - 1), {}
 

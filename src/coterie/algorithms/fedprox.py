@@ -36,5 +36,5 @@ class FedProx(FedAvg):
         return self
 
     def tasks(self) -> dict[str, Task]:
-        """Training with the proximal term; see :meth:`Algorithm.tasks`."""
+        """Return the training with the proximal term."""
         return super().tasks() | {"train": ProximalTraining(self.stepper, self.minibatches, prox=self.mu)}

@@ -31,9 +31,9 @@ from torch import Tensor
 from coterie.algorithms.base import (
     Ask,
     Batch,
+    ClientContext,
     Cohort,
     Fold,
-    Here,
     Message,
     Minibatches,
     Personalise,
@@ -42,8 +42,8 @@ from coterie.algorithms.base import (
     State,
     Task,
 )
+from coterie.algorithms.body_and_head import PartsTraining, apply_parts, join_parts, require_parts
 from coterie.algorithms.local_training import LocalTraining
-from coterie.algorithms.parts import PartsTraining, apply_parts, join_parts, require_parts
 from coterie.algorithms.server_math.robust import mean
 from coterie.errors import ModelError
 from coterie.rows import Rows
@@ -65,20 +65,20 @@ class HeadThenBody(PartsTraining):
 
     head_data: Minibatches
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Put the client's own head on the server's body; see :meth:`Task.start`."""
-        return self.parts(here, body=message["body"], head=state["head"])
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Put the client's own head on the server's body."""
+        return self.parts(context, body=message["body"], head=state["head"])
 
     def losses(self, work: Rows, batch: Batch) -> Tensor:
-        """Give the loss of head on body; see :meth:`PartsTraining.losses`."""
+        """Return the loss of head on body."""
         return batch.mean_loss(apply_parts(batch.net, work["body"], work["head"], batch.x, batch.key))
 
     def folds(self) -> tuple[Fold, ...]:
-        """First the head, then the body; see :meth:`Task.folds`."""
+        """Train the head, then the body."""
         return Fold(self.head_data, self.step_on("head")), Fold(self.data, self.step_on("body"))
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the head and send the body; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep the head and send the body."""
         return {"head": work["head"]}, {"body": work["body"]}
 
 
@@ -93,7 +93,7 @@ class FedRep(LocalTraining):
     local_epochs: int = Field(1, ge=0, description="passes after those that train the body")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Give the server a body and each client a head; see :meth:`Algorithm.init`."""
+        """Start with a body at the server and a head at each client."""
         require_parts(start, self.title)
         body, head = start.net.columns("body"), start.net.columns("head")
         if not body.size:
@@ -101,20 +101,20 @@ class FedRep(LocalTraining):
         return {"body": body.take(start.row).clone()}, {"head": start.rows(head.take(start.row))}
 
     def tasks(self) -> dict[str, Task]:
-        """Training of one part after the other; see :meth:`Algorithm.tasks`."""
+        """Return the training of one part after the other."""
         head_data = Minibatches(self.batch_size, self.head_epochs)
         return {"train": HeadThenBody(self.stepper, self.minibatches, head_data)}
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast the body, train, average; see :meth:`Algorithm.round`."""
+        """Broadcast the body, train, average."""
         replies = yield Ask("train", Message(shared=dict(server)))
         return {"body": mean(replies["body"])}, {}
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Send the current body to all; see :meth:`Algorithm.personalise`."""
+        """Send the current body to all."""
         yield from ()
         return Message(shared=dict(server))
 
-    def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Put each client's head on the current body; see :meth:`Algorithm.personal`."""
-        return {"w": join_parts(here.net, message["body"], state["head"])}
+    def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Put each client's head on the current body."""
+        return {"w": join_parts(context.net, message["body"], state["head"])}

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from coterie.algorithms.base import (
     Batch,
+    ClientContext,
     Cohort,
     Fold,
-    Here,
     Message,
     Net,
     Personalise,
@@ -41,8 +41,8 @@ from coterie.algorithms.base import (
     State,
     Task,
 )
+from coterie.algorithms.body_and_head import PartsTraining, require_parts
 from coterie.algorithms.fedavg import FedAvg
-from coterie.algorithms.parts import PartsTraining, require_parts
 from coterie.models.problem import LOSSES
 from coterie.rows import Rows
 
@@ -50,26 +50,7 @@ _cross_entropy = LOSSES["cross_entropy"]
 
 
 def both_heads(net: Net, w: Tensor, phi: Tensor, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Apply the generic head and the personal head to the same features, which only the former is to change.
-
-    Parameters
-    ----------
-    net
-        The model.
-    w
-        Rows of the body and the generic head.
-    phi
-        Rows of the personal head.
-    x
-        Samples ``[rows, samples, ...]``.
-    key
-        Stream keys ``[rows]`` for dropout; ``None`` means evaluation.
-
-    Returns
-    -------
-    tuple of Tensor
-        ``ψ(z)`` and ``φ(z)``, each ``[rows, samples, classes]``.
-    """
+    """Apply the generic and the personal head to the same features; only the generic one's gradient reaches them."""
     head = net.sub("head")
     z = net.sub("body").outputs(net.columns("body").take(w), x, key)
     return head.outputs(net.columns("head").take(w), z, key), head.outputs(phi, z.detach(), key)
@@ -91,12 +72,12 @@ class TwoHeadTraining(PartsTraining):
 
     gamma: float
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Start at the global model and the client's own head; see :meth:`Task.start`."""
-        return self.parts(here, w=message["w"], phi=state["phi"]) | {"counts": here.class_counts}
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Start at the global model and the client's own head."""
+        return self.parts(context, w=message["w"], phi=state["phi"]) | {"counts": context.class_counts}
 
     def losses(self, work: Rows, batch: Batch) -> Tensor:
-        """Give the sum of both predictors' losses; see :meth:`PartsTraining.losses`."""
+        """Return the sum of both predictors' losses."""
         generic, personal = both_heads(batch.net, work["w"], work["phi"], batch.x, batch.key)
         # A head may be wider than the data has classes; 0 to the power of 0 is 1, so γ = 0 masks nothing.
         counts = F.pad(work["counts"], (0, generic.shape[-1] - work["counts"].shape[-1]))
@@ -106,11 +87,11 @@ class TwoHeadTraining(PartsTraining):
         return batch.mean_loss(balanced, _cross_entropy) + second
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass over minibatches; see :meth:`Task.folds`."""
+        """Make one pass over minibatches."""
         return (Fold(self.data, self.step_on("w", "phi")),)
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the personal head, send the rest; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep the personal head, and send the rest."""
         return {"phi": work["phi"]}, {"w": work["w"]}
 
 
@@ -124,26 +105,26 @@ class FedROD(FedAvg):
     gamma: float = Field(1.0, ge=0, description="exponent of class counts in the balanced softmax; 0 is plain softmax")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all, and a personal head of zeros for each; see :meth:`Algorithm.init`."""
+        """Start every model at the initial one, with personal heads of zeros."""
         require_parts(start, self.title, outputs=2)
         phi = torch.zeros_like(start.net.columns("head").take(start.row))
         return {"w": start.row}, {"phi": start.rows(phi)}
 
     def tasks(self) -> dict[str, Task]:
-        """Training of both predictors; see :meth:`Algorithm.tasks`."""
+        """Return the training of both predictors."""
         return {"train": TwoHeadTraining(self.stepper, self.minibatches, self.gamma)}
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Send the current global model to all; see :meth:`Algorithm.personalise`."""
+        """Send the current global model to all."""
         yield from ()
         return Message(shared=dict(server))
 
-    def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Put each client's head beside the generic one; see :meth:`Algorithm.personal`."""
+    def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Put each client's head beside the generic one."""
         return {"w": message["w"], "phi": state["phi"]}
 
     def predict(self, net: Net, rows: Rows, x: Tensor) -> Tensor:
-        """Add the personal head's outputs, where there is one; see :meth:`Algorithm.predict`."""
+        """Add the personal head's outputs, where there is one."""
         if "phi" not in rows:
             return super().predict(net, rows, x)
         generic, personal = both_heads(net, rows["w"], rows["phi"], x)

@@ -26,16 +26,16 @@ from coterie.algorithms.base import (
     Algorithm,
     Ask,
     Batch,
+    ClientContext,
     Cohort,
     Fold,
-    Here,
+    FullPass,
     Message,
     Personalise,
     Round,
     Start,
     State,
     Task,
-    Whole,
 )
 from coterie.rows import Rows, mix
 
@@ -46,36 +46,23 @@ class FullGradient(Task):
 
     references: ClassVar[Mapping[str, str | None]] = {"g": None, "loss": None}
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Start both sums at zero; see :meth:`Task.start`."""
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Start both sums at zero."""
         w = message["w"]
         return {"w": w, "g": torch.zeros_like(w), "loss": w.new_zeros(len(w))}
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Add a batch's part.
-
-        Parameters
-        ----------
-        work
-            Working rows.
-        batch
-            Some of the samples.
-
-        Returns
-        -------
-        Rows
-            New working rows.
-        """
+        """Add a batch's part."""
         loss, gradient = batch.loss_and_grad(work["w"])
         g = torch.addcmul(work["g"], gradient, batch.share.unsqueeze(1))
         return work | {"g": g, "loss": torch.addcmul(work["loss"], loss, batch.share)}
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass over all samples; see :meth:`Task.folds`."""
-        return (Fold(Whole(), self.step),)
+        """Make one pass over all samples."""
+        return (Fold(FullPass(), self.step),)
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Send the gradient; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Send the gradient."""
         return {}, {"g": work["g"]}
 
 
@@ -92,28 +79,28 @@ class FedSGD(Algorithm):
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate after each round")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model, and nothing that clients remember; see :meth:`Algorithm.init`."""
+        """Start with the initial model at the server, and no state at the clients."""
         return {"w": start.row}, {}
 
     def tasks(self) -> dict[str, Task]:
-        """Give the full gradient; see :meth:`Algorithm.tasks`."""
+        """Return the task that computes the full gradient."""
         return {"gradient": FullGradient()}
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast, gather gradients, step; see :meth:`Algorithm.round`."""
+        """Broadcast, gather gradients, step."""
         replies = yield Ask("gradient", Message(shared={"w": server["w"]}))
         eta = self.lr * self.lr_decay ** (cohort.round - 1)
         return {"w": server["w"] - eta * mix(cohort.shares(replies.clients), replies["g"])}, {}
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Send the global model; see :meth:`Algorithm.personalise`."""
+        """Send the global model."""
         yield from ()
         return Message(shared={"w": server["w"]})
 
-    def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Use the global model, for want of a personal one; see :meth:`Algorithm.personal`."""
+    def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Use the global model: the method makes no personal ones."""
         return {"w": message["w"]}
 
     def global_model(self, server: State) -> Rows | None:
-        """Give the server's model; see :meth:`Algorithm.global_model`."""
+        """Return the server's model."""
         return {"w": server["w"]}

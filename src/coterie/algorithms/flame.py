@@ -45,7 +45,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from coterie.algorithms.base import Ask, Cohort, Here, Message, Round, Start, State, Task
+from coterie.algorithms.base import Ask, ClientContext, Cohort, Message, Round, Start, State, Task
 from coterie.algorithms.local_training import LocalTraining, ProximalTraining, refuse_unstable
 from coterie.rows import Rows, put_rows, take_rows, total
 
@@ -70,26 +70,15 @@ class PersonalTraining(ProximalTraining):
     own_centre: bool = False
 
     def image(self, theta: Tensor) -> Tensor:
-        """Give what a personal model is in the space that clients share: here itself.
-
-        Parameters
-        ----------
-        theta
-            Personal models ``[rows, parameters]``.
-
-        Returns
-        -------
-        Tensor
-            Their images, a row each.
-        """
+        """Return the image of a personal model in the space that clients share, which is the model itself."""
         return theta
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Go on from the client's own ``θ``; see :meth:`Task.start`."""
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Continue from the client's own ``θ``."""
         theta = state["theta"].clone(memory_format=torch.contiguous_format)  # steps are taken in place
         shared = message["w"]
         centre = state["w"] if self.own_centre else shared
-        return {"w": theta, "centre": centre, "shared": shared, **self.optimiser.init(here, theta)}
+        return {"w": theta, "centre": centre, "shared": shared, **self.optimiser.init(context, theta)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +95,12 @@ class AdmmTraining(PersonalTraining):
 
     dual: bool
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Go on from the client's own ``θ`` and dual; see :meth:`Task.start`."""
-        return super().start(here, state, message) | {name: state[name] for name in ("pi", "alpha", "rho")}
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Continue from the client's own ``θ`` and dual."""
+        return super().start(context, state, message) | {name: state[name] for name in ("pi", "alpha", "rho")}
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Equations 12 and 13, and the message; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Apply Equations 12 and 13, and send the message."""
         theta, w, pi, rho = work["w"], work["shared"], work["pi"], work["rho"]
         pull = self.prox * work["alpha"]
         own = (pull * self.image(theta) + rho * w - pi) / (pull + rho)
@@ -131,22 +120,11 @@ class Consensus(LocalTraining):
         return self
 
     def opening(self, start: Start) -> Tensor:
-        """Give the shared model before the first round, which is also every client's first message.
-
-        Parameters
-        ----------
-        start
-            The initial model.
-
-        Returns
-        -------
-        Tensor
-            A vector; here the initial model itself.
-        """
+        """Return the shared model before the first round, which is also every client's first message."""
         return start.row
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """All messages are the opening one; see :meth:`Algorithm.init`."""
+        """Start with the same message from every client."""
         opening = self.opening(start)
         u = start.rows(opening)
         counted = torch.ones(start.clients, dtype=torch.bool, device=u.device)
@@ -155,22 +133,11 @@ class Consensus(LocalTraining):
         return {"u": u, "sum": counted.sum() * opening.double(), "counted": counted}, {"theta": start.rows()}
 
     def mean(self, server: State) -> Tensor:
-        """Give the mean of the last messages of all that take part.
-
-        Parameters
-        ----------
-        server
-            The server's state.
-
-        Returns
-        -------
-        Tensor
-            The shared model ``w``.
-        """
+        """Return the mean of the last messages of all that take part."""
         return (server["sum"] / server["counted"].sum()).to(server["u"].dtype)
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast the mean, and keep the messages that come back; see :meth:`Algorithm.round`."""
+        """Broadcast the mean, and keep the messages that come back."""
         replies = yield Ask("train", Message(shared={"w": self.mean(server)}))
         clients = replies.clients
         u = put_rows(server["u"], clients, replies["u"])
@@ -183,8 +150,8 @@ class Consensus(LocalTraining):
             summed -= total(take_rows(server["u"], clients), server["counted"][clients])
         return {"u": u, "sum": summed, "counted": counted}, {}
 
-    def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Give ``θ_i``; see :meth:`Algorithm.personal`."""
+    def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Return ``θ_i``."""
         return {"w": state["theta"]}
 
 
@@ -209,7 +176,7 @@ class FLAME(Consensus):
         return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Every client begins at the common model, with a dual of zero; see :meth:`Algorithm.init`."""
+        """Start every client at the common model, with a dual of zero."""
         server, clients = super().init(start)
         opening = self.opening(start)
         members = slice(None) if start.members is None else start.members
@@ -220,11 +187,11 @@ class FLAME(Consensus):
         return server, clients | {"w": w, "pi": pi, "alpha": alpha, "rho": rho}
 
     def tasks(self) -> dict[str, Task]:
-        """Give the client's updates; see :meth:`Algorithm.tasks`."""
+        """Return the client's half."""
         own = self.centre == "own"
         task = AdmmTraining(self.stepper, self.minibatches, prox=self.lam, own_centre=own, dual=self.dual)
         return {"train": task}
 
     def global_model(self, server: State) -> Rows | None:
-        """Give ``w`` after the last aggregation; see :meth:`Algorithm.global_model`."""
+        """Return ``w`` after the last aggregation."""
         return {"w": self.mean(server)}

@@ -40,7 +40,7 @@ class HeurFedAMP(MessagePassing):
     self_weight: Unit | list[Unit] = Field(0.1, description="self weight ξ_ii, one for all or one for each client")
 
     def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, State, Info]:
-        """Weigh by a softmax of cosines; see :meth:`MessagePassing.attention`."""
+        """Weigh by a softmax of cosines."""
         own: float | Tensor
         if isinstance(self.self_weight, list):
             if len(self.self_weight) != cohort.total:

@@ -25,14 +25,14 @@ class Local(LocalTraining):
     citation: ClassVar[str] = "the baseline without federation"
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Every client starts from the common model; see :meth:`Algorithm.init`."""
+        """Start every client at the initial model."""
         return {}, {"w": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
-        """Plain training from the client's own model; see :meth:`Algorithm.tasks`."""
+        """Return plain training from the client's own model."""
         return {"train": ProximalTraining(self.stepper, self.minibatches, from_own=True, reply=False)}
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Ask for training, with an empty message; see :meth:`Algorithm.round`."""
+        """Ask for training, with an empty message."""
         yield Ask("train")
         return server, {}

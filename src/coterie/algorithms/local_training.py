@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from coterie.algorithms.base import Algorithm, Batch, Fold, Here, Minibatches, Start, State, Task
+from coterie.algorithms.base import Algorithm, Batch, ClientContext, Fold, Minibatches, Start, State, Task
 from coterie.errors import ConfigError
 from coterie.rows import Rows
 
@@ -45,12 +45,12 @@ class Optimiser:
         """Whether a step is ``w − lr · gradient`` and nothing else."""
         return self.kind == "sgd" and not self.momentum and not self.weight_decay
 
-    def init(self, here: Here, params: Tensor, prefix: str = "") -> Rows:
+    def init(self, context: ClientContext, params: Tensor, prefix: str = "") -> Rows:
         """Make the optimiser's rows.
 
         Parameters
         ----------
-        here
+        context
             The clients; the round decides the learning rate.
         params
             What will be optimised ``[rows, parameters]``.
@@ -62,7 +62,7 @@ class Optimiser:
         Rows
             Working rows for :meth:`update`.
         """
-        rate = self.lr * self.lr_decay ** (here.round - 1)
+        rate = self.lr * self.lr_decay ** (context.round - 1)
         rows = {f"{prefix}lr": torch.full((len(params), 1), rate, dtype=params.dtype, device=params.device)}
         if self.kind == "adam":
             # Names that no task gives its own rows.
@@ -136,10 +136,10 @@ class ProximalTraining(Task):
     from_own: bool = False
     reply: bool = True
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Start at the centre, or at the client's own model; see :meth:`Task.start`."""
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Start at the centre, or at the client's own model."""
         params = (state["w"] if self.from_own else message["w"]).clone(memory_format=torch.contiguous_format)
-        work = {"w": params, **self.optimiser.init(here, params)}
+        work = {"w": params, **self.optimiser.init(context, params)}
         return work | ({"centre": message["w"]} if self.prox else {})
 
     def step(self, work: Rows, batch: Batch) -> Rows:
@@ -166,11 +166,11 @@ class ProximalTraining(Task):
         return work | self.optimiser.update(work, "w", gradient)
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass over minibatches; see :meth:`Task.folds`."""
+        """Make one pass over minibatches."""
         return (Fold(self.data, self.step),)
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the trained model, and send it; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep the trained model, and send it if ``reply`` says so."""
         return {"w": work["w"]}, ({"w": work["w"]} if self.reply else {})
 
 
@@ -193,12 +193,12 @@ class LocalTraining(Algorithm):
 
     @property
     def stepper(self) -> Optimiser:
-        """The local optimiser."""
+        """The local optimiser, made of the fields."""
         return Optimiser(self.optimiser, self.lr, self.momentum, self.weight_decay, self.lr_decay)
 
     @property
     def minibatches(self) -> Minibatches:
-        """The local epochs."""
+        """The minibatches of the local epochs."""
         return Minibatches(self.batch_size, self.local_epochs)
 
 
@@ -242,13 +242,13 @@ class GlobalTraining(LocalTraining):
     has_global: ClassVar[bool] = True
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all; see :meth:`Algorithm.init`."""
+        """Start every model at the initial one."""
         return {"w": start.row}, {"w": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
-        """Plain training from the global model; see :meth:`Algorithm.tasks`."""
+        """Return plain training from the global model."""
         return {"train": ProximalTraining(self.stepper, self.minibatches)}
 
     def global_model(self, server: State) -> Rows | None:
-        """Give the server's model; see :meth:`Algorithm.global_model`."""
+        """Return the server's model."""
         return {"w": server["w"]}

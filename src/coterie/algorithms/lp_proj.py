@@ -31,7 +31,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from coterie import randomness
-from coterie.algorithms.base import Batch, Here, Start, Task
+from coterie.algorithms.base import Batch, ClientContext, Start, Task
 from coterie.algorithms.flame import Consensus, PersonalTraining
 from coterie.algorithms.local_training import refuse_unstable
 from coterie.errors import AlgorithmError, ConfigError
@@ -39,26 +39,7 @@ from coterie.rows import Rows
 
 
 def projection_matrix(seed: int, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make ``P``, equal wherever it is made but for rounding.
-
-    Parameters
-    ----------
-    seed
-        The experiment's seed.
-    rows
-        Length ``d_sub`` of the shared vectors.
-    columns
-        Parameters of the model.
-    dtype
-        Its type; it is drawn in float64.
-    device
-        Where it lives.
-
-    Returns
-    -------
-    Tensor
-        A matrix ``[rows, columns]`` whose rows have length one.
-    """
+    """Make ``P``; the server and all clients make the same one, but for rounding."""
     matrix = torch.empty(rows, columns, dtype=dtype, device=device)
     keys = randomness.keys(seed, "projection", 0, torch.arange(rows, device=device))
     for row, key in enumerate(keys):  # one at a time: the generator's float64 temporaries are several times a row
@@ -84,15 +65,7 @@ class Projection:
         self._matrix: Tensor | None = None
 
     def prepare(self, seed: int, theta: Tensor) -> None:
-        """Make the matrix for given models, unless it is there.
-
-        Parameters
-        ----------
-        seed
-            The experiment's seed.
-        theta
-            Personal models ``[rows, parameters]``.
-        """
+        """Make the matrix for given models, unless it was made before."""
         wanted = (seed, theta.shape[1], theta.dtype, theta.device)
         if self._made_for != wanted:
             self._matrix = projection_matrix(seed, self.rows, theta.shape[1], theta.dtype, theta.device)
@@ -119,16 +92,16 @@ class ProjectedTraining(PersonalTraining):
     projection: Projection
 
     def image(self, theta: Tensor) -> Tensor:
-        """Give ``P θ``; see :meth:`PersonalTraining.image`."""
+        """Return ``P θ``."""
         return theta @ self.projection.matrix.T
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Make ``P``, then start; see :meth:`Task.start`."""
-        self.projection.prepare(here.seed, state["theta"])
-        return super().start(here, state, message)
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Make ``P``, then start."""
+        self.projection.prepare(context.seed, state["theta"])
+        return super().start(context, state, message)
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Take one step with gradient ``∇f + λ Pᵀ (P θ − c)``; see :meth:`ProximalTraining.step`."""
+        """Take one step with gradient ``∇f + λ Pᵀ (P θ − c)``."""
         gap = self.image(work["w"]) - work["centre"]
         gradient = torch.addmm(batch.grad(work["w"]), gap, self.projection.matrix, alpha=self.prox)
         return work | self.optimiser.update(work, "w", gradient)
@@ -146,32 +119,14 @@ class LpProjTraining(ProjectedTraining):
 
     eta: float
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Step from ``w`` towards ``P θ_i``; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Step from ``w`` towards ``P θ_i``."""
         theta, w = work["w"], work["shared"]
         return {"theta": theta}, {"u": w - self.eta * self.prox * (w - self.image(theta))}
 
 
 def opening_in_subspace(start: Start, d_sub: int) -> Tensor:
-    """Give ``P θ⁰``.
-
-    Parameters
-    ----------
-    start
-        The initial model.
-    d_sub
-        Length of the shared vectors.
-
-    Returns
-    -------
-    Tensor
-        A vector of that length.
-
-    Raises
-    ------
-    ConfigError
-        If the subspace would be larger than the model.
-    """
+    """Return ``P θ⁰``."""
     row = start.row
     if d_sub > len(row):
         raise ConfigError(f"d_sub is {d_sub}: the model has {len(row)} parameters, and d_sub may be at most that")
@@ -194,11 +149,11 @@ class LpProj(Consensus):
         return self
 
     def opening(self, start: Start) -> Tensor:
-        """Give ``P θ⁰``; see :meth:`Consensus.opening`."""
+        """Return ``P θ⁰``."""
         return opening_in_subspace(start, self.d_sub)
 
     def tasks(self) -> dict[str, Task]:
-        """Training in the subspace's sight; see :meth:`Algorithm.tasks`."""
+        """Return the training with projections held together."""
         projection = Projection(self.d_sub)
         task = LpProjTraining(self.stepper, self.minibatches, prox=self.lam, projection=projection, eta=self.eta)
         return {"train": task}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coterie.algorithms.client import Net
+from coterie.algorithms.batch import Net
 from coterie.rows import Layout, Rows, nbytes, repeat_row
 
 
@@ -28,7 +28,7 @@ class Message:
     each: Rows = field(default_factory=dict)
 
     def rows(self, count: int) -> Rows:
-        """Give the message as rows; what is shared is repeated without a copy.
+        """Return the message as rows; what is shared is repeated without a copy.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class Cohort:
         return len(self.sizes)
 
     def shares(self, clients: Tensor) -> Tensor:
-        """Give each of some clients' part of their samples, ``N_i / Σ N_k``, in float64.
+        """Return each of some clients' part of their samples, ``N_i / Σ N_k``, in float64.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class Cohort:
         return sizes / sizes.sum()
 
     def among(self, clients: Tensor) -> Tensor:
-        """Give the places of some clients within the cohort.
+        """Return the places of some clients within the cohort.
 
         Parameters
         ----------
@@ -208,7 +208,7 @@ class Start:
         return self.net.layout
 
     def rows(self, row: Tensor | None = None) -> Tensor:
-        """Give every client the same row.
+        """Return every client the same row.
 
         Parameters
         ----------

@@ -41,7 +41,7 @@ class MultiKrum(GlobalTraining):
     select: int | None = Field(None, ge=1, description="how many models to average; all but the hostile if not given")
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast, train, average the models that agree; see :meth:`Algorithm.round`."""
+        """Broadcast, train, average the models that agree."""
         replies = yield Ask("train", Message(shared={"w": server["w"]}))
         count = len(replies)
         hostile = min(self.hostile(count), max(count - 3, 0))
@@ -51,17 +51,6 @@ class MultiKrum(GlobalTraining):
         return {"w": w}, {"hostile": torch.tensor(float(hostile)), "guaranteed": torch.tensor(guaranteed)}
 
     def hostile(self, count: int) -> int:
-        """Give the number of clients that may be hostile among some.
-
-        Parameters
-        ----------
-        count
-            How many clients replied.
-
-        Returns
-        -------
-        int
-            ``fraction`` of them, rounded down.
-        """
+        """Return how many of ``count`` clients may be hostile."""
         # A fraction such as 0.29 lies a little below its decimal, and 0.29 · 100 below 29.
         return int(self.fraction * count + 1e-9)

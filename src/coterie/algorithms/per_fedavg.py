@@ -48,22 +48,7 @@ class MetaTraining(ProximalTraining):
     delta: float = 0.0
 
     def step(self, work: Rows, batch: Batch, *others: Batch) -> Rows:
-        """Take one step.
-
-        Parameters
-        ----------
-        work
-            Working rows.
-        batch
-            The minibatch D of the inner step.
-        *others
-            The minibatch D' of the outer step and, if there is a second-order term, its minibatch D''.
-
-        Returns
-        -------
-        Rows
-            New working rows.
-        """
+        """Take one step."""
         w, a = work["w"], self.inner_lr
         adapted = torch.sub(w, batch.grad(w), alpha=a)
         gradient = others[0].grad(adapted)
@@ -90,7 +75,7 @@ class PerFedAvg(FedAvg):
     adapt_batch_size: int = Field(0, ge=0, description="samples in each of those steps; 0 means all")
 
     def tasks(self) -> dict[str, Task]:
-        """Meta-training, and adaptation; see :meth:`Algorithm.tasks`."""
+        """Return the meta-training, and the adaptation for evaluation."""
         hf = self.variant == "hf"
         data = Minibatches(self.batch_size, self.local_epochs, draws=3 if hf else 2)
         train = MetaTraining(self.stepper, data, inner_lr=self.inner_lr, delta=self.delta if hf else 0.0)
@@ -98,6 +83,6 @@ class PerFedAvg(FedAvg):
         return {"train": train, "adapt": ProximalTraining(Optimiser(lr=self.inner_lr), steps, reply=False)}
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Take the inner step everywhere; see :meth:`Algorithm.personalise`."""
+        """Take the inner step on every client."""
         yield Ask("adapt", Message(shared={"w": server["w"]}))
         return Message()

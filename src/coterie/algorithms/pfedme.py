@@ -30,7 +30,19 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, model_validator
 
-from coterie.algorithms.base import Ask, Batch, Cohort, Fold, Here, Message, Minibatches, Round, Start, State, Task
+from coterie.algorithms.base import (
+    Ask,
+    Batch,
+    ClientContext,
+    Cohort,
+    Fold,
+    Message,
+    Minibatches,
+    Round,
+    Start,
+    State,
+    Task,
+)
 from coterie.algorithms.local_training import GlobalTraining, Optimiser, refuse_unstable
 from coterie.rows import Rows
 
@@ -64,13 +76,13 @@ class EnvelopeTraining(Task):
     eta: float
     from_own: bool = True
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Take the global model, and a place for ``θ`` to start at; see :meth:`Task.start`."""
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Start at the global model, and ``θ`` at the client's own or there too."""
         theta = state["theta"] if self.from_own else message["w"]
-        return {"w": message["w"], "theta": theta, **self.optimiser.init(here, theta)}
+        return {"w": message["w"], "theta": theta, **self.optimiser.init(context, theta)}
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Play one local round on its minibatch; see :meth:`ProximalTraining.step`."""
+        """Take one local round on its minibatch."""
         w = work["w"]
         for _ in range(self.inner_steps):
             theta = work["theta"]
@@ -79,11 +91,11 @@ class EnvelopeTraining(Task):
         return work | {"w": w - self.eta * self.lam * (w - work["theta"])}
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass, a local round for each minibatch; see :meth:`Task.folds`."""
+        """Make one pass, with a local round for each minibatch."""
         return (Fold(self.data, self.step),)
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep ``θ_i`` and send ``w_i``; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep ``θ_i`` and send ``w_i``."""
         return {"theta": work["theta"]}, {"w": work["w"]}
 
 
@@ -115,21 +127,21 @@ class PFedMe(GlobalTraining):
         return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all; see :meth:`Algorithm.init`."""
+        """Start every model at the initial one."""
         return {"w": start.row}, {"theta": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
-        """Give the local rounds; see :meth:`Algorithm.tasks`."""
+        """Return the task of local rounds."""
         data = Minibatches(self.batch_size, self.local_epochs, steps=self.local_rounds)
         own = self.begin == "own"
         return {"train": EnvelopeTraining(self.stepper, data, self.lam, self.inner_steps, self.eta, own)}
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast, train, and go towards the mean; see :meth:`Algorithm.round`."""
+        """Broadcast, train, and move towards the mean."""
         w = server["w"]
         replies = yield Ask("train", Message(shared={"w": w}))
         return {"w": (1 - self.beta) * w + self.beta * replies["w"].mean(0)}, {}
 
-    def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Give ``θ_i``; see :meth:`Algorithm.personal`."""
+    def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Return ``θ_i``."""
         return {"w": state["theta"]}

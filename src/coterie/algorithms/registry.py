@@ -76,7 +76,7 @@ def _load_ours() -> None:
 
 
 def digest(path: Path) -> str:
-    """Give the SHA-256 of a file that defines an algorithm.
+    """Return the SHA-256 of a file that defines an algorithm.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def _from_file(path: Path) -> type[Algorithm]:
 
 
 def names() -> list[str]:
-    """Give the names of all algorithms.
+    """Return the names of all algorithms.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def names() -> list[str]:
 
 
 def is_file(name: str) -> bool:
-    """Say whether a name is that of a file which defines an algorithm.
+    """Return whether a name is that of a file which defines an algorithm.
 
     Parameters
     ----------

@@ -27,7 +27,19 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from coterie.algorithms.base import Ask, Batch, Cohort, Fold, Here, Message, Minibatches, Round, Start, State, Task
+from coterie.algorithms.base import (
+    Ask,
+    Batch,
+    ClientContext,
+    Cohort,
+    Fold,
+    Message,
+    Minibatches,
+    Round,
+    Start,
+    State,
+    Task,
+)
 from coterie.algorithms.local_training import GlobalTraining, Optimiser
 from coterie.rows import Rows
 
@@ -51,23 +63,23 @@ class ControlledTraining(Task):
     optimiser: Optimiser
     data: Minibatches
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Start at the global model; see :meth:`Task.start`."""
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Start at the global model."""
         x, own = message["w"], state["c"]
         work = {"w": x, "x": x, "own": own, "shift": message["c"] - own, "count": x.new_zeros(len(x), 1)}
-        return work | self.optimiser.init(here, x)
+        return work | self.optimiser.init(context, x)
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Take one corrected step; see :meth:`ProximalTraining.step`."""
+        """Take one corrected step."""
         gradient = batch.grad(work["w"]) + work["shift"]
         return work | self.optimiser.update(work, "w", gradient) | {"count": work["count"] + 1}
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass over minibatches; see :meth:`Task.folds`."""
+        """Make one pass over minibatches."""
         return (Fold(self.data, self.step),)
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Renew the control variate, and send both displacements; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Update the control variate, and send both displacements."""
         y, own, count = work["w"], work["own"], work["count"]
         mean = (work["x"] - y) / (count.clamp_min(1) * work["lr"]) - work["shift"]
         new = torch.where(count > 0, mean, own)
@@ -87,7 +99,7 @@ class Scaffold(GlobalTraining):
     server_lr: float = Field(1.0, ge=0, description="step η_g of the server along the mean displacement")
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """One model for all, and control variates of zero; see :meth:`Algorithm.init`."""
+        """Start every model at the initial one, with control variates of zero."""
         server, clients = super().init(start)
         # m counts the clients that ever train: one that never does has no c_i to be averaged.
         m = torch.tensor(start.clients if start.members is None else len(start.members), device=start.row.device)
@@ -95,11 +107,11 @@ class Scaffold(GlobalTraining):
         return server | mine, clients | {"c": start.rows(torch.zeros_like(start.row))}
 
     def tasks(self) -> dict[str, Task]:
-        """Training with corrected steps; see :meth:`Algorithm.tasks`."""
+        """Return the training with corrected steps."""
         return {"train": ControlledTraining(self.stepper, self.minibatches)}
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast both, train, average both; see :meth:`Algorithm.round`."""
+        """Broadcast model and control variate, train, and average both."""
         replies = yield Ask("train", Message(shared={"w": server["w"], "c": server["c"]}))
         w = server["w"] + self.server_lr * replies["dw"].mean(0)
         # (|S|/m) mean_S is a sum over m: it keeps c the mean of all c_i whoever took part.

@@ -34,7 +34,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.algorithms.base import Ask, Batch, Cohort, Fold, Here, Info, Message, Replies, Start, State, Task, Whole
+from coterie.algorithms.base import (
+    Ask,
+    Batch,
+    ClientContext,
+    Cohort,
+    Fold,
+    FullPass,
+    Info,
+    Message,
+    Replies,
+    Start,
+    State,
+    Task,
+)
 from coterie.algorithms.fedpg import FedPG
 from coterie.algorithms.server_math.common_descent import CommonDescent
 from coterie.algorithms.server_math.fairness import fairness_coefficients
@@ -51,25 +64,25 @@ class Trial(Task):
 
     references: ClassVar[Mapping[str, str | None]] = {"losses": None}
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Start the losses at zero; see :meth:`Task.start`."""
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Start the losses at zero."""
         known = state | message
         steps = known["steps"]
         return {"omega": known["omega"], "d": known["d"], "steps": steps, "losses": torch.zeros_like(steps)}
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Add a batch's part of every step's loss; see :meth:`FullGradient.step`."""
+        """Add a batch's part of every step's loss."""
         omega, d = work["omega"], work["d"]
         tried = [batch.loss(torch.addcmul(omega, step.unsqueeze(1), d)) for step in work["steps"].unbind(1)]
         losses = torch.addcmul(work["losses"], torch.stack(tried, 1), batch.share.unsqueeze(1))
         return work | {"losses": losses}
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass over all samples; see :meth:`Task.folds`."""
-        return (Fold(Whole(), self.step),)
+        """Make one pass over all samples."""
+        return (Fold(FullPass(), self.step),)
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the direction, send the losses; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep the direction, send the losses."""
         return {"d": work["d"]}, {"losses": work["losses"]}
 
 
@@ -86,18 +99,18 @@ class SFedPG(FedPG):
     )
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Begin as FedPG, with a direction that clients keep; see :meth:`Algorithm.init`."""
+        """Start as FedPG does, with a direction that clients keep."""
         server, clients = super().init(start)
         return server, clients | {"d": start.rows(torch.zeros_like(start.row))}
 
     def tasks(self) -> dict[str, Task]:
-        """Give FedPG's two exchanges, and the trial; see :meth:`Algorithm.tasks`."""
+        """Return FedPG's two tasks, and the trial of steps."""
         return super().tasks() | {"trial": Trial()}
 
-    def _step(
+    def take_step(
         self, online: Replies, found: CommonDescent, gamma: Tensor, cohort: Cohort
     ) -> Generator[Ask, Replies, tuple[float, Info]]:
-        """Search for the step, then let clients make their personal models; as in FedPG."""
+        """Search for the step, then ask clients for their personal models."""
         d, clients = found.direction, online.clients
         steps = trial_steps(self.lr * self.lr_decay ** (cohort.round - 1), self.s, found.scale).to(d)
         shared = {"d": d}
@@ -116,24 +129,7 @@ class SFedPG(FedPG):
         return float(eta), dict(info)
 
     def accepts(self, online: Replies, found: CommonDescent, steps: Tensor, trial: Replies) -> Tensor:
-        """Say which steps pass the test for all clients whose trial losses came back.
-
-        Parameters
-        ----------
-        online
-            The clients' gradients and losses.
-        found
-            The common direction.
-        steps
-            The steps that were tried.
-        trial
-            The losses after each.
-
-        Returns
-        -------
-        Tensor
-            A boolean a step.
-        """
+        """Return which steps pass the test for all clients whose trial losses came back."""
         among = torch.searchsorted(online.clients, trial.clients)
         losses, slopes = online["loss"][among], found.slopes[among]
         fair_slope = found.fair_slope

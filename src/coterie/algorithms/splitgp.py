@@ -38,9 +38,9 @@ from coterie import randomness
 from coterie.algorithms.base import (
     Ask,
     Batch,
+    ClientContext,
     Cohort,
     Fold,
-    Here,
     Message,
     Net,
     Personalise,
@@ -49,32 +49,13 @@ from coterie.algorithms.base import (
     State,
     Task,
 )
+from coterie.algorithms.body_and_head import PartsTraining, probe, require_parts
 from coterie.algorithms.fedavg import FedAvg
-from coterie.algorithms.parts import PartsTraining, probe, require_parts
 from coterie.rows import Rows
 
 
 def exits(net: Net, client: Tensor, server: Tensor, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Apply both parts of a split model.
-
-    Parameters
-    ----------
-    net
-        The model.
-    client
-        Rows of the client's part: first layers, then the auxiliary head's weight and bias.
-    server
-        Rows of the server's part: the other layers, then the model's head.
-    x
-        Samples ``[rows, samples, ...]``.
-    key
-        Stream keys ``[rows]`` for dropout; ``None`` means evaluation.
-
-    Returns
-    -------
-    tuple of Tensor
-        Outputs of the client's and of the server's exit, each ``[rows, samples, classes]``.
-    """
+    """Apply both parts of a split model."""
     lower, upper = net.sub("body", slice(0, net.split)), net.sub("body", slice(net.split, None))
     layers, auxiliary = client[:, : lower.layout.size], client[:, lower.layout.size :]
     z = lower.outputs(layers, x, key)
@@ -87,22 +68,7 @@ def exits(net: Net, client: Tensor, server: Tensor, x: Tensor, key: Tensor | Non
 
 
 def towards(own: Tensor, mean: Tensor, lam: float) -> Tensor:
-    """Mix a client's part with the mean: ``λ own + (1 − λ) mean``.
-
-    Parameters
-    ----------
-    own
-        Rows of the clients' own parts.
-    mean
-        Rows of the mean.
-    lam
-        Weight λ of the own part.
-
-    Returns
-    -------
-    Tensor
-        Rows of the mixtures.
-    """
+    """Mix a client's part with the mean: ``λ own + (1 − λ) mean``."""
     return lam * own + (1 - lam) * mean
 
 
@@ -125,22 +91,22 @@ class TwoExitTraining(PartsTraining):
     gamma: float
     lam: float
 
-    def start(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Mix the client's part with the mean; see :meth:`Task.start`."""
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Mix the client's part with the mean."""
         client = towards(state["client"], message["client"], self.lam)
-        return self.parts(here, client=client, server=message["server"])
+        return self.parts(context, client=client, server=message["server"])
 
     def losses(self, work: Rows, batch: Batch) -> Tensor:
-        """Give the weighted sum of both exits' losses; see :meth:`PartsTraining.losses`."""
+        """Return the weighted sum of both exits' losses."""
         early, late = exits(batch.net, work["client"], work["server"], batch.x, batch.key)
         return self.gamma * batch.mean_loss(early) + (1 - self.gamma) * batch.mean_loss(late)
 
     def folds(self) -> tuple[Fold, ...]:
-        """One pass over minibatches; see :meth:`Task.folds`."""
+        """Make one pass over minibatches."""
         return (Fold(self.data, self.step_on("client", "server")),)
 
-    def finish(self, here: Here, work: Rows) -> tuple[Rows, Rows]:
-        """Keep the client's part, send both; see :meth:`Task.finish`."""
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Keep the client's part, and send both."""
         return {"client": work["client"]}, {"client": work["client"], "server": work["server"]}
 
 
@@ -161,7 +127,7 @@ class SplitGP(FedAvg):
     )
 
     def init(self, start: Start) -> tuple[State, Rows]:
-        """Cut the model, and draw an auxiliary head that all start from; see :meth:`Algorithm.init`."""
+        """Cut the model, and draw an auxiliary head that all start from."""
         classes = require_parts(start, self.title, outputs=2)
         net, row = start.net, start.row
         first, rest = ("body", slice(0, net.split)), ("body", slice(net.split, None))
@@ -176,11 +142,11 @@ class SplitGP(FedAvg):
         return {"client": client, "server": server}, {"client": start.rows(client)}
 
     def tasks(self) -> dict[str, Task]:
-        """Training of both parts; see :meth:`Algorithm.tasks`."""
+        """Return the training of both parts."""
         return {"train": TwoExitTraining(self.stepper, self.minibatches, self.gamma, self.lam)}
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast the means, train, average; see :meth:`Algorithm.round`."""
+        """Broadcast the means, train, average."""
         replies = yield Ask("train", Message(shared=dict(server)))
         whole = torch.cat([replies["client"], replies["server"]], 1)
         joined = self.join(whole, cohort.shares(replies.clients))
@@ -188,20 +154,20 @@ class SplitGP(FedAvg):
         return {"client": client.clone(), "server": rest.clone()}, self.standing(len(replies))
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
-        """Send the current means to all; see :meth:`Algorithm.personalise`."""
+        """Send the current means to all."""
         yield from ()
         return Message(shared=dict(server))
 
-    def personal(self, here: Here, state: Rows, message: Rows) -> Rows:
-        """Mix each client's part with the mean; see :meth:`Algorithm.personal`."""
+    def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Mix each client's part with the mean."""
         return {"client": towards(state["client"], message["client"], self.lam), "server": message["server"]}
 
     def global_model(self, server: State) -> Rows | None:
-        """Give the means of both parts, which is derived: the method has no global model."""
+        """Return the means of both parts, which is derived: the method has no global model."""
         return dict(server)
 
     def predict(self, net: Net, rows: Rows, x: Tensor) -> Tensor:
-        """Take the client's exit where it is sure enough, else the server's; see :meth:`Algorithm.predict`."""
+        """Take the client's exit where it is sure enough, else the server's."""
         early, late = exits(net, rows["client"], rows["server"], x)
         entropy = torch.special.entr(early.double().softmax(-1)).sum(-1, keepdim=True)
         # Entropy is above 0 for any finite outputs, but a saturated softmax rounds it to 0.

@@ -1,4 +1,4 @@
-"""How convolutions are the fastest for this model with these batches on this device: found out by measuring."""
+"""The fastest way to compute convolutions for a model, its batches and a device, found by timing all of them."""
 
 from __future__ import annotations
 
@@ -16,43 +16,31 @@ from coterie import randomness
 from coterie.algorithms.base import Batch
 from coterie.compute.cuda_graphs import recorded
 from coterie.compute.nets.layers import Convolution
-from coterie.compute.nets.row_nets import ModuleNet, StackedNet, agrees
+from coterie.compute.nets.row_net import ModuleNet, agrees
+from coterie.compute.nets.stacked import StackedNet
 from coterie.compute.samples import Samples
 from coterie.errors import ModelError
 from coterie.models.problem import Problem
 from coterie.rows import matrix_units
 
-WAYS: dict[str, tuple[Convolution, ...]] = {
+CONVOLUTIONS: dict[str, tuple[Convolution, ...]] = {
     "cpu": ("single", "grouped", "unfold"),
     "cuda": ("fused", "unfold", "grouped", "single"),
 }
-"""What can be chosen on a kind of device; the first is what is taken without measuring."""
+"""The ways to choose from on each kind of device; the first is the one that is used without timing."""
 
-ROWS: dict[str, tuple[int, ...]] = {"cpu": (1, 10), "cuda": (64,)}
-"""Clients that are computed at once; on a GPU as many as fit, so that one number of them stands for all."""
+ROW_COUNTS: dict[str, tuple[int, ...]] = {"cpu": (1, 10), "cuda": (64,)}
+"""Numbers of clients at once to time; a GPU takes as many as fit, and one number stands for all."""
 
 _REPEATS = 5
-_HOPELESS = 3.0  # times the fastest so far: not worth another look
+_HOPELESS = 3.0  # a way that takes so many times the fastest one's time is timed once only
 
 Clock = Callable[[Callable[[], Any], torch.device], float]
 Times = dict[tuple[Convolution, int], float]
 
 
-def seconds_of(function: Callable[[], Any], device: torch.device) -> float:
-    """Say how long a function takes, its work on the device included.
-
-    Parameters
-    ----------
-    function
-        The function.
-    device
-        Where it computes.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
+def wall_seconds(function: Callable[[], Any], device: torch.device) -> float:
+    """Return the seconds that a function takes, until its work on the device is done."""
     began = time.perf_counter()
     function()
     if device.type == "cuda":
@@ -67,39 +55,21 @@ def convolution_times(
     *,
     record: bool = False,
     precision: matrix_units.Precision = "float32",
-    clock: Clock = seconds_of,
+    clock: Clock = wall_seconds,
     chunk: int | None = None,
 ) -> Times:
     """Time a client's step with every way of computing convolutions that gives the right numbers.
 
-    Parameters
-    ----------
-    problem
-        What is learnt.
-    samples
-        The federation's samples.
-    batch
-        Samples in a batch, 0 for all of a client's.
-    record
-        Whether steps will be replayed from a recording, as on a GPU by default.
-    precision
-        How a GPU rounds what it multiplies.
-    clock
-        Says how long a step takes.
-    chunk
-        Clients computed at once, where that is given.
-
-    Returns
-    -------
-    dict
-        The least seconds of a step, by the way and how many clients took it at once, divided among them; the fastest
-        first. Empty for a model without convolutions, or one that has no stacked form.
+    Returns the least seconds of a step, by the way and the number of clients that took it at once, divided among them,
+    the fastest first. Empty for a model without convolutions, or without a stacked form.
     """
     module, layout, device = problem.module, problem.layout, samples.y.device
     if not any(isinstance(part, nn.Conv2d) for part in module.modules()):
         return {}
     reference, found = ModuleNet(module, layout), Times()
-    for way, rows in itertools.product(WAYS[device.type], ROWS[device.type] if chunk is None else (chunk,)):
+    for way, rows in itertools.product(
+        CONVOLUTIONS[device.type], ROW_COUNTS[device.type] if chunk is None else (chunk,)
+    ):
         rows = min(rows, samples.clients)
         taken = _batch(problem, samples, rows, min(batch, 256) or 64)
         try:
@@ -108,13 +78,15 @@ def convolution_times(
             return {}
         if (way, rows) in found or not agrees(net, reference, taken.x[:2, :3], 1e-4):
             continue
-        rate = problem.start.new_zeros(rows, 1)  # where a step leads has no say in how long it takes
+        rate = problem.start.new_zeros(
+            rows, 1
+        )  # a step of length 0 takes as long as any other, and the weights stay finite
         step = partial(replace(taken, net=net).descend_, problem.start.expand(rows, -1).clone(), rate)
         try:
             with matrix_units.rounded(precision):
                 play = recorded(step, record and device.type == "cuda")
                 found[way, rows] = _least(play, device, clock, rows, [*found.values()])
-        except RuntimeError:  # too little memory, or nothing that this device can do
+        except RuntimeError:  # the device has too little memory for this way, or cannot compute it
             continue
     return dict(sorted(found.items(), key=lambda pair: pair[1]))
 
@@ -130,7 +102,7 @@ def _batch(problem: Problem, samples: Samples, rows: int, size: int) -> Batch:
 
 
 def _least(play: Callable[[], Any], device: torch.device, clock: Clock, rows: int, others: list[float]) -> float:
-    clock(play, device)  # the first one builds what it needs
+    clock(play, device)  # not counted: the first step compiles kernels and takes workspaces
     times = [clock(play, device) / rows]
     while len(times) < _REPEATS and min(times) < _HOPELESS * min(others, default=times[0]):
         times.append(clock(play, device) / rows)

@@ -1,14 +1,19 @@
 """The fast engine: all rows of a cohort in one computation.
 
-Rows are sorted by how much data they have, so that those that are done drop out and nothing is computed for them, and
-cut into chunks: on a GPU as many rows as fit its memory, on a CPU as many as stay in its cache through all their steps.
+Rows are sorted by the size of their data, so that a row that is done drops out and nothing more is computed for it.
+They are cut into chunks: on a GPU as many rows as fit into its memory, on a CPU as many as stay in its cache through
+all their steps.
+
+The way of a step on a GPU: :meth:`BatchedEngine.run` sorts and cuts the rows;
+:func:`~coterie.compute.schedule.make_schedule` says which samples each row sees at each step;
+:class:`~coterie.compute.cuda_graphs.RecordedFold` records the method's step once and replays it; within it
+:meth:`~coterie.compute.nets.stacked.StackedNet.descend_` walks the model's graph and launches the kernels.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,30 +21,24 @@ from torch import Tensor, nn
 
 from coterie import randomness
 from coterie.algorithms.base import Batch, Fold, Minibatches, Net, Task
+from coterie.compute._cache import BoundedCache, Identity
+from coterie.compute._prediction import BatchedPrediction
 from coterie.compute.autotune import Times, convolution_times
-from coterie.compute.cache import BoundedCache
-from coterie.compute.cuda_graphs import Recording, Replays
+from coterie.compute.cuda_graphs import GraphCache, RecordedFold
 from coterie.compute.engine import Call, Engine, Predict, join, pick, take
 from coterie.compute.nets.layers import Convolution
-from coterie.compute.nets.row_nets import Kernel, ModuleNet, RowNet, VmapNet, agrees, make_net
+from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees
+from coterie.compute.nets.stacked import Kernel, make_net
 from coterie.compute.samples import Samples, Split
-from coterie.compute.schedule import Schedule, at_once, make_schedule
+from coterie.compute.schedule import Schedule, call_directly, make_schedule
 from coterie.models.problem import Problem
 from coterie.rows import Rows, matrix_units
 
-_CPU_CHUNK_BYTES = 2**23
-_PREDICT_ELEMENTS = 2**24
-_RECORDINGS = 16
-_TABLES = 8
-
-
-@dataclass(frozen=True)
-class _Table:
-    """The samples of some clients in a block, split after split, each padded to the longest of them."""
-
-    clients: Tensor
-    index: Tensor  # of samples [clients, places]
-    real: tuple[Tensor, ...]  # which places of the flat block are samples of each split
+_CPU_CHUNK_BYTES = 2**23  # of rows and samples, which then stay in a CPU's cache through all steps of the rows
+_CPU_CHUNK_ROWS = 128
+_GPU_CHUNK_ROWS = 4096  # at most, where the rows are so small that memory does not bound them
+_GPU_MEMORY = 0.6  # of what is free; the rest is for the server's half and the buffers of recordings
+_RECORDED_FOLDS = 16
 
 
 class BatchedEngine(Engine):
@@ -92,10 +91,9 @@ class BatchedEngine(Engine):
         self.compile_steps = compile_steps
         self.record = (not on_cpu) if record is None else record
         self.precision = precision
-        self._replays = Replays()
-        self._recordings: BoundedCache[tuple[Hashable, ...], tuple[Task, Recording]] = BoundedCache(_RECORDINGS)
-        self._tables: BoundedCache[tuple[tuple[Split, ...], int], _Table] = BoundedCache(_TABLES)
-        self._flats: BoundedCache[tuple[tuple[Split, ...], int], tuple[Tensor, list[Tensor]]] = BoundedCache(_TABLES)
+        self._graphs = GraphCache()
+        self._recorded: BoundedCache[tuple[Hashable, ...], RecordedFold] = BoundedCache(_RECORDED_FOLDS)
+        self._prediction = BatchedPrediction(samples, self.sizes, self.host_sizes)
 
     def _make_net(self) -> RowNet:
         module, layout = self.problem.module, self.problem.layout
@@ -107,13 +105,7 @@ class BatchedEngine(Engine):
         return net
 
     def measure(self, batch: int) -> None:
-        """Find out how convolutions are the fastest, and compute them so from now on.
-
-        Parameters
-        ----------
-        batch
-            Samples in a batch, 0 for all of a client's.
-        """
+        """Time all ways to compute convolutions, with batches of this size (0: all samples), and use the fastest."""
         on_cpu = self.device.type == "cpu"
         self.measured = convolution_times(
             self.problem,
@@ -126,16 +118,10 @@ class BatchedEngine(Engine):
         if self.measured:
             way, rows = next(iter(self.measured))
             self.convolve(way)
-            self.chunk = rows if on_cpu else self.chunk  # on a GPU as many as its memory has room for
+            self.chunk = rows if on_cpu else self.chunk  # on a GPU the chunk is what fits into its memory
 
     def convolve(self, convolution: Convolution) -> None:
-        """Compute convolutions in another way.
-
-        Parameters
-        ----------
-        convolution
-            The way.
-        """
+        """Compute convolutions in another way from now on."""
         self.convolution = convolution
         self._net = self._make_net()
 
@@ -153,7 +139,7 @@ class BatchedEngine(Engine):
         return super().choices | own | ({"measured_seconds": seconds} if seconds else {})
 
     def rounding(self) -> contextlib.AbstractContextManager[None]:
-        """Let products be rounded as this engine was told; see :meth:`Engine.rounding`."""
+        """Return a context in which a GPU rounds products as the engine was configured to."""
         return matrix_units.rounded(self.precision)
 
     def _probe(self) -> Tensor:
@@ -165,12 +151,13 @@ class BatchedEngine(Engine):
             return None
         row = self.problem.layout.size * self.problem.start.element_size()
         free, _ = torch.cuda.mem_get_info(self.device)
-        # Parameters, gradient, new parameters, an optimiser's two slots, the centre, and activations of that order.
-        return int(max(1, min(4096, 0.6 * free // (16 * row))))
+        # A row takes about 16 times its parameters: these, their gradient, the new ones, two slots of an optimiser, the
+        # centre of a proximal term, and activations of about the same size.
+        return int(max(1, min(_GPU_CHUNK_ROWS, _GPU_MEMORY * free // (16 * row))))
 
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
-        """Run a task; see :meth:`Engine.run`."""
-        host = clients.cpu()
+        """Run a task for some clients, all rows of a chunk at once."""
+        host = clients.cpu()  # what is one number a client is computed on the host: a launch takes longer than the work
         order = torch.argsort(self.host_sizes["train"][host], descending=True, stable=True)
         chunk = self.chunk or self._cache_chunk(task)
         with self.rounding():
@@ -181,38 +168,40 @@ class BatchedEngine(Engine):
                 self._run_chunk(task, clients[places], mine, take(state, places), pick(message, places), call)
                 for places, mine in zip(chunks, host[order].split(chunk), strict=True)
             ]
-        known: dict[tuple[int, ...], Tensor] = {}  # a model that is kept and also sent is put together once
-        changes = _scattered([change for change, _ in parts], chunks, known)
-        return changes, _scattered([reply for _, reply in parts], chunks, known)
+        # Most methods keep the model that they send: the same tensor is put together once.
+        joined: dict[tuple[Identity, ...], Tensor] = {}
+        changes = _in_client_order([change for change, _ in parts], chunks, joined)
+        return changes, _in_client_order([reply for _, reply in parts], chunks, joined)
 
     def _cache_chunk(self, task: Task) -> int:
-        """As many rows as stay in a CPU's cache with their samples through all their steps."""
+        """Return how many rows stay in a CPU's cache, with their samples, through all their steps."""
         largest = max((min(fold.over.size or 256, 256) for fold in task.folds()), default=0)
         if any(isinstance(part, nn.Conv2d) for part in self.problem.module.modules()):
-            # Convolutions go one row after another in any case, and a larger batch's activations fill the cache.
+            # A CPU convolves one row after another in any case (from 1 to 10 rows at once made no difference), and with
+            # large batches the activations of a single row fill the cache.
             return 10 if largest <= 16 else 1
         sample = self.samples.x[0].numel() * self.problem.start.element_size()
         row = self.problem.layout.size * self.problem.start.element_size()
-        return max(1, min(128, _CPU_CHUNK_BYTES // (row + largest * sample)))
+        return max(1, min(_CPU_CHUNK_ROWS, _CPU_CHUNK_BYTES // (row + largest * sample)))
 
     def _run_chunk(
         self, task: Task, clients: Tensor, host: Tensor, state: Rows, message: Rows, call: Call
     ) -> tuple[Rows, Rows]:
-        here = self.here(clients, call, host)
-        work = task.start(here, state, message)
+        context = self.client_context(clients, call, host)
+        work = task.start(context, state, message)
         for number, fold in enumerate(task.folds()):
-            # A recording is for one width: whatever the cohort's largest client, it must find one that was made.
-            fixed = self.record or self.compile_steps
-            schedule = make_schedule(
-                self, fold.over, host, call, number, padded=fixed, replay=self._replays if self.record else at_once
-            )
+            # A recorded or compiled step takes one width of batches. Padded tables have few widths, so that a cohort
+            # with another largest client finds a recording that was made before.
+            padded = self.record or self.compile_steps
+            compute = self._graphs if self.record else call_directly
+            schedule = make_schedule(self, fold.over, host, call, number, padded=padded, compute=compute)
             dropout = None
-            if isinstance(fold.over, Minibatches) and (self._net.draws or self.samples.noise is not None):
+            if isinstance(fold.over, Minibatches) and (self._net.uses_dropout or self.samples.noise is not None):
                 dropout = self.key("dropout", host, call, number).to(self.device)
             work = self._fold(task, fold, number, schedule, work, clients, dropout)
             if fold.then is not None:
-                work = fold.then(here, work)
-        return task.finish(here, work)
+                work = fold.then(context, work)
+        return task.finish(context, work)
 
     def _fold(
         self,
@@ -228,18 +217,18 @@ class BatchedEngine(Engine):
             work, clients = take(work, schedule.order), clients[schedule.order]
             dropout = None if dropout is None else dropout[schedule.order]
         if self.record or self.compile_steps:
-            recording = self._recording(task, fold, number, schedule, work)
-            work = recording.play(schedule, work, clients, dropout)
+            work = self._recorded_fold(task, fold, number, schedule, work).play(schedule, work, clients, dropout)
             return work if schedule.order is None else take(work, torch.argsort(schedule.order))
         draws, _, rows, width = schedule.index.shape
         x = self.samples.x
+        # Memory for every batch of the fold: taken anew, it would cost page faults at every step.
         memory = [x.new_empty(rows * width, *x.shape[1:]) for _ in range(draws)]
         done: list[Rows] = []
         for begin, end, active in schedule.segments():
             rows = len(next(iter(work.values())))
             if active < rows:
                 done.append(take(work, slice(active, rows)))
-                work = take(work, slice(0, active))
+                work = take(work, slice(0, active))  # longest rows first, so that those that are done are the last ones
             for at in range(begin, end):
                 batches = list(self._batches(schedule, at, active, clients, dropout, memory))
                 work = fold.step(work, *batches)
@@ -263,125 +252,48 @@ class BatchedEngine(Engine):
                 self._net, self.problem.loss, x, y, schedule.weight[at, :active], schedule.share[at, :active], key
             )
 
-    def _recording(self, task: Task, fold: Fold, number: int, schedule: Schedule, work: Rows) -> Recording:
-        """Give the recording of this fold for so many rows: one for all rounds, as long as it is the same task."""
+    def _recorded_fold(self, task: Task, fold: Fold, number: int, schedule: Schedule, work: Rows) -> RecordedFold:
+        """Return the recording of a fold for rows and batches of these shapes, which serves all rounds of the task."""
         shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in work.items())
         draws, steps, _, width = schedule.index.shape
-        key = (id(task), number, draws, width, shapes)
-        held = self._recordings.get(key)
-        if held is None or held[1].capacity < steps:
+        key = (Identity(task), number, draws, width, shapes)
+        recorded = self._recorded.get(key)
+        if recorded is None or recorded.capacity < steps:
             step = torch.compile(fold.step, dynamic=False) if self.compile_steps else fold.step
-            room = 1 << (steps - 1).bit_length() if steps else 0  # so that a slightly longer round finds room too
-            held = (task, Recording(self._net, self.problem.loss, self.samples, fold, room, step))
-        self._recordings[key] = held  # with the task, so that its id stays its own
-        return held[1]
+            capacity = 1 << (steps - 1).bit_length() if steps else 0  # so that a slightly longer round has room too
+            recorded = RecordedFold(self._net, self.problem.loss, self.samples, capacity, step)
+        self._recorded[key] = recorded  # even if it was there: what was used last is dropped last
+        return recorded
 
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
-        """Apply each client's model to its own samples; see :meth:`Engine.predict`."""
+        """Apply each client's model to its own samples."""
         return self.predict_all(predict, rows, clients, (split,), shared)[0]
 
     def predict_all(
         self, predict: Predict, rows: Rows, clients: Tensor, splits: tuple[Split, ...], shared: bool = False
     ) -> list[Tensor]:
-        """Apply models to several splits in one pass, where they fit together; see :meth:`Engine.predict_all`."""
+        """Apply each client's model to its own samples of several splits, in one pass where they fit into one block."""
         with torch.no_grad(), self.rounding():
             if shared:
-                return self._predict_shared(predict, rows, clients, splits)
-            if len(clients) <= (self.chunk or 128) and (table := self._table(clients, splits)) is not None:
-                x, _ = self.samples.gather(table.index, clients)
-                outputs = predict(self._net, rows, x).flatten(0, 1)
-                return [outputs.index_select(0, real) for real in table.real]
-            return [self._predict_each(predict, rows, clients, split) for split in splits]
+                return self._prediction.of_one_model(predict, self._net, rows, clients, splits)
+            found = self._prediction.of_clients(predict, self._net, rows, clients, splits, self.chunk)
+            return [self._no_outputs() if outputs is None else outputs for outputs in found]
 
-    def _predict_shared(self, predict: Predict, rows: Rows, clients: Tensor, splits: tuple[Split, ...]) -> list[Tensor]:
-        parts = self._flat(clients, splits)
-        model = {name: value.unsqueeze(0) for name, value in rows.items()}
-        block = max(1, _PREDICT_ELEMENTS // max(1, self.samples.x[0].numel()))
-        pieces = []
-        for part in torch.cat(parts).split(min(block, 4096)):
-            x, _ = self.samples.gather(part.unsqueeze(0), clients[:1])
-            pieces.append(predict(self._net, model, x)[0])
-        outputs = torch.cat(pieces)
-        return list(outputs.split([len(part) for part in parts]))
-
-    def _flat(self, clients: Tensor, splits: tuple[Split, ...]) -> list[Tensor]:
-        """Give the numbers of the samples of each split, client after client; for the same clients made once."""
-        held = self._flats.get((splits, id(clients)))
-        if held is None:
-            held = clients, [self.samples.flat_index(clients, split) for split in splits]
-            self._flats[splits, id(clients)] = held  # with the clients, so that their id stays their own
-        return held[1]
-
-    def _predict_each(self, predict: Predict, rows: Rows, clients: Tensor, split: Split) -> Tensor:
-        chunk = self.chunk or 128
-        together = len(clients) <= chunk
-        sizes = self.sizes[split][clients]
-        starts = sizes.cumsum(0) - sizes
-        out: Tensor | None = None
-        # Clients of similar size go into one block, so that little of it is padding; where there is one block for all,
-        # the models stay where they are.
-        everyone = torch.arange(len(clients), device=self.device)
-        order = everyone if together else torch.argsort(sizes, descending=True, stable=True)
-        for places in order.split(chunk):
-            longest = int(sizes[places].max())
-            if longest == 0:
-                break
-            step = max(1, min(longest, _PREDICT_ELEMENTS // max(1, len(places) * self.samples.x[0].numel())))
-            model = rows if together else take(rows, places)
-            for begin in range(0, longest, step):
-                place = torch.arange(begin, min(begin + step, longest), device=self.device)
-                real = place < sizes[places].unsqueeze(1)
-                index, within = self._padded(clients[places], split, sizes[places].unsqueeze(1), place)
-                x, _ = self.samples.gather(index, clients[places])
-                outputs = predict(self._net, model, x)
-                if out is None:
-                    out = outputs.new_empty(int(sizes.sum()), *outputs.shape[2:])
-                out[(starts[places].unsqueeze(1) + within)[real]] = outputs[real]
-        if out is None:
-            width = self.problem.module(self._probe()[0]).shape[1:]
-            out = self.problem.start.new_empty(0, *width)
-        return out
-
-    def _padded(self, clients: Tensor, split: Split, sizes: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the samples at some places of each client, and those places; the last one again where there is none."""
-        ragged = self.samples.splits[split]
-        within = torch.minimum(place.expand(len(clients), -1), (sizes - 1).clamp_min(0))
-        flat = (ragged.offsets[clients].unsqueeze(1) + within).clamp_max(max(0, len(ragged.flat) - 1))
-        return ragged.flat[flat], within
-
-    def _table(self, clients: Tensor, splits: tuple[Split, ...]) -> _Table | None:
-        """Give the samples of clients that fit into one block, padded to the longest; made once for the same."""
-        held = self._tables.get((splits, id(clients)))
-        if held is not None:
-            return held
-        host = clients.cpu()
-        sizes = [self.host_sizes[split][host] for split in splits]
-        longest = [int(each.max()) for each in sizes]
-        width = sum(longest)
-        if not width or len(clients) * width * self.samples.x[0].numel() > _PREDICT_ELEMENTS:
-            return None
-        index, real, begin = [], [], 0
-        for split, each, most in zip(splits, sizes, longest, strict=True):
-            size, place = each.to(self.device).unsqueeze(1), torch.arange(most, device=self.device)
-            index.append(self._padded(clients, split, size, place)[0])
-            row, column = (place < size).nonzero(as_tuple=True)
-            real.append(row * width + begin + column)
-            begin += most
-        table = _Table(clients, torch.cat(index, 1), tuple(real))
-        self._tables[splits, id(clients)] = table  # with the clients, so that their id stays their own
-        return table
+    def _no_outputs(self) -> Tensor:
+        shape = self.problem.module(self._probe()[0]).shape[1:]
+        return self.problem.start.new_empty(0, *shape)
 
 
-def _scattered(parts: list[Rows], chunks: tuple[Tensor, ...], known: dict[tuple[int, ...], Tensor]) -> Rows:
-    """Put the rows of all chunks together in the order of the clients."""
+def _in_client_order(parts: list[Rows], chunks: tuple[Tensor, ...], joined: dict[tuple[Identity, ...], Tensor]) -> Rows:
+    """Put the rows of all chunks together in the order of the clients; what is in ``joined`` already is used again."""
     out: Rows = {}
     for name in parts[0]:
         pieces = [part[name] for part in parts]
-        seen = tuple(map(id, pieces))
-        if seen not in known:
+        key = tuple(map(Identity, pieces))
+        if key not in joined:
             whole = pieces[0].new_empty(sum(map(len, pieces)), *pieces[0].shape[1:])
             for places, piece in zip(chunks, pieces, strict=True):
                 whole.index_copy_(0, places, piece)
-            known[seen] = whole
-        out[name] = known[seen]
+            joined[key] = whole
+        out[name] = joined[key]
     return out

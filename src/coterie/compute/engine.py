@@ -1,4 +1,4 @@
-"""The face of an engine: it runs the client's half for some clients, and applies models to their samples."""
+"""What an engine is: it runs the client's half for some clients, and applies models to their samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie import randomness
-from coterie.algorithms.base import Here, Minibatches, Net, Task
+from coterie.algorithms.base import ClientContext, Minibatches, Net, Task
 from coterie.compute.samples import Samples, Split
 from coterie.models.problem import Problem
 from coterie.rows import Rows
@@ -57,7 +57,8 @@ class Engine(abc.ABC):
 
     def __init__(self, problem: Problem, samples: Samples, seed: int) -> None:
         self.problem, self.samples, self.seed = problem, samples, seed
-        self.sizes = {split: samples.sizes(split) for split in ("train", "validation", "test")}
+        splits: tuple[Split, ...] = ("train", "validation", "test")
+        self.sizes = {split: samples.sizes(split) for split in splits}
         self.host_sizes = {split: sizes.cpu() for split, sizes in self.sizes.items()}
 
     @property
@@ -67,7 +68,7 @@ class Engine(abc.ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that computes."""
         return self.samples.y.device
 
     @property
@@ -76,104 +77,33 @@ class Engine(abc.ABC):
         return {"engine": self.name, "threads": torch.get_num_threads(), "device": str(self.device)}
 
     def rounding(self) -> contextlib.AbstractContextManager[None]:
-        """Let products on a GPU be rounded as the engine was told, the server's too.
-
-        Returns
-        -------
-        context manager
-            To compute in.
-        """
+        """Return a context in which a GPU rounds products, also the server's, as the engine was configured to."""
         return contextlib.nullcontext()
 
     @abc.abstractmethod
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
-        """Run a task.
+        """Run a task for some clients, in increasing order, on a row of state and of message for each.
 
-        Parameters
-        ----------
-        task
-            The client's half.
-        clients
-            Who runs it ``[rows]``, in increasing order.
-        state
-            Their state, a row each.
-        message
-            What they were sent, a row each.
-        call
-            When and why.
-
-        Returns
-        -------
-        tuple of Rows
-            What changes in their state, and their replies, in the order of ``clients``.
+        Returns what changes in their state, and their replies, in the order of ``clients``.
         """
 
     @abc.abstractmethod
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
-        """Apply each client's model to its own samples.
+        """Apply each client's model to its own samples of a split.
 
-        Parameters
-        ----------
-        predict
-            How a model is applied.
-        rows
-            The models, a row per client; or one model without a client axis if ``shared``.
-        clients
-            Whose samples.
-        split
-            Which of them.
-        shared
-            One model for all clients.
-
-        Returns
-        -------
-        Tensor
-            Outputs ``[samples of all these clients, ...]``, client after client.
+        ``rows`` has a row for each client, or is one model without a client axis if ``shared``. Returns the outputs
+        ``[samples of all these clients, ...]``, client after client.
         """
 
     def predict_all(
         self, predict: Predict, rows: Rows, clients: Tensor, splits: tuple[Split, ...], shared: bool = False
     ) -> list[Tensor]:
-        """Apply each client's model to its own samples of several splits.
-
-        Parameters
-        ----------
-        predict
-            How a model is applied.
-        rows
-            The models, a row per client; or one model without a client axis if ``shared``.
-        clients
-            Whose samples.
-        splits
-            Which of them; in each of them some client has samples.
-        shared
-            One model for all clients.
-
-        Returns
-        -------
-        list of Tensor
-            What :meth:`predict` gives for each split, but for rounding.
-        """
+        """Do what :meth:`predict` does for several splits, in each of which some client has samples."""
         return [self.predict(predict, rows, clients, split, shared) for split in splits]
 
-    def here(self, clients: Tensor, call: Call, host: Tensor | None = None) -> Here:
-        """Say what clients know about themselves.
-
-        Parameters
-        ----------
-        clients
-            The clients.
-        call
-            When and why.
-        host
-            The same clients on the host, where the caller has them.
-
-        Returns
-        -------
-        Here
-            A row for each.
-        """
-        return Here(
+    def client_context(self, clients: Tensor, call: Call, host: Tensor | None = None) -> ClientContext:
+        """Return what clients know about themselves; ``host`` are their numbers on the host, if the caller has them."""
+        return ClientContext(
             clients=clients,
             round=call.round,
             sizes=self.sizes["train"][clients],
@@ -185,48 +115,14 @@ class Engine(abc.ABC):
         )
 
     def key(self, purpose: str, clients: Tensor, call: Call, fold: int = 0) -> Tensor:
-        """Give stream keys for a purpose within a call.
-
-        Parameters
-        ----------
-        purpose
-            What is drawn.
-        clients
-            The clients.
-        call
-            When and why.
-        fold
-            Number of the fold within the task.
-
-        Returns
-        -------
-        Tensor
-            Keys, one a client.
-        """
+        """Return a stream key for each client, for one purpose within a call and a fold."""
         key = randomness.keys(self.seed, f"{call.purpose} {purpose}", call.round, clients)
         if key.device.type != "cpu":
             return randomness.fold_in(randomness.fold_in(key, call.exchange), fold)
         return torch.from_numpy(randomness.fold_in(randomness.fold_in(key.numpy(), call.exchange), fold))
 
     def epochs(self, over: Minibatches, clients: Tensor, call: Call, fold: int) -> Tensor:
-        """Give each client's number of epochs.
-
-        Parameters
-        ----------
-        over
-            The minibatches.
-        clients
-            The clients.
-        call
-            When and why.
-        fold
-            Number of the fold within the task.
-
-        Returns
-        -------
-        Tensor
-            Integers ``[rows]``.
-        """
+        """Return each client's number of epochs, drawn where a range is given."""
         if isinstance(over.epochs, int):
             return torch.full_like(clients, over.epochs)
         low, high = over.epochs
@@ -235,38 +131,12 @@ class Engine(abc.ABC):
 
 
 def take(rows: Rows, index: Tensor | slice) -> Rows:
-    """Give some rows of every name.
-
-    Parameters
-    ----------
-    rows
-        Named rows.
-    index
-        Which; a slice gives views.
-
-    Returns
-    -------
-    Rows
-        Those rows.
-    """
+    """Return some rows of every name; a slice gives views."""
     return {name: value[index] for name, value in rows.items()}
 
 
 def pick(message: Rows, places: Tensor) -> Rows:
-    """Give some rows of a message.
-
-    Parameters
-    ----------
-    message
-        Named rows; what all got alike is one row repeated with stride 0, which is not copied.
-    places
-        Which rows.
-
-    Returns
-    -------
-    Rows
-        Those rows.
-    """
+    """Return some rows of a message; what all clients get alike is one row with stride 0 and is not copied."""
     return {
         name: value[:1].expand(len(places), *value.shape[1:])
         if value.shape[0] > 1 and value.stride(0) == 0
@@ -276,18 +146,7 @@ def pick(message: Rows, places: Tensor) -> Rows:
 
 
 def join(pieces: list[Rows]) -> Rows:
-    """Put rows one after another.
-
-    Parameters
-    ----------
-    pieces
-        Rows with the same names.
-
-    Returns
-    -------
-    Rows
-        All of them.
-    """
+    """Put rows with the same names one after another."""
     if len(pieces) == 1:
         return pieces[0]
     return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}

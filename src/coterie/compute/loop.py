@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from coterie import randomness
-from coterie.algorithms.base import Batch, Fold, Here, Minibatches, Net, Task
+from coterie.algorithms.base import Batch, ClientContext, Fold, Minibatches, Net, Task
 from coterie.compute.engine import Call, Engine, Predict, join, take
-from coterie.compute.nets.row_nets import ModuleNet
+from coterie.compute.nets.row_net import ModuleNet
 from coterie.compute.samples import Samples, Split
 from coterie.models.problem import Problem
 from coterie.rows import Rows
@@ -41,62 +41,62 @@ class LoopEngine(Engine):
         return self._net
 
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
-        """Run a task; see :meth:`Engine.run`."""
+        """Run a task."""
         changes, replies = [], []
         for row in range(len(clients)):
             one = slice(row, row + 1)
-            here = self.here(clients[one], call)
-            work = task.start(here, take(state, one), take(message, one))
+            context = self.client_context(clients[one], call)
+            work = task.start(context, take(state, one), take(message, one))
             for number, fold in enumerate(task.folds()):
-                for batches in self._batches(fold, here, call, number):
+                for batches in self._batches(fold, context, call, number):
                     work = fold.step(work, *batches)
                 if fold.then is not None:
-                    work = fold.then(here, work)
-            change, reply = task.finish(here, work)
+                    work = fold.then(context, work)
+            change, reply = task.finish(context, work)
             changes.append(change)
             replies.append(reply)
         return join(changes), join(replies)
 
-    def _batches(self, fold: Fold, here: Here, call: Call, number: int) -> Iterator[list[Batch]]:
+    def _batches(self, fold: Fold, context: ClientContext, call: Call, number: int) -> Iterator[list[Batch]]:
         over = fold.over
         if isinstance(over, Minibatches):
-            yield from self._minibatches(over, here, call, number)
+            yield from self._minibatches(over, context, call, number)
             return
-        mine = self.samples.splits[over.split][int(here.clients)]
+        mine = self.samples.splits[over.split][int(context.clients)]
         for index in mine.split(over.size):
             if len(index):
-                yield [self._batch(index, here, share=len(index) / len(mine), key=None)]
+                yield [self._batch(index, context, share=len(index) / len(mine), key=None)]
 
-    def _minibatches(self, over: Minibatches, here: Here, call: Call, number: int) -> Iterator[list[Batch]]:
-        mine = self.samples.splits["train"][int(here.clients)]
+    def _minibatches(self, over: Minibatches, context: ClientContext, call: Call, number: int) -> Iterator[list[Batch]]:
+        mine = self.samples.splits["train"][int(context.clients)]
         size = over.size or len(mine)
         per_epoch = -(-len(mine) // size)
         steps = over.steps
         if steps is None:
-            steps = int(self.epochs(over, here.clients, call, number)) * per_epoch
-        shuffle = self.key("batches", here.clients, call, number)
-        dropout = self.key("dropout", here.clients, call, number)
+            steps = int(self.epochs(over, context.clients, call, number)) * per_epoch
+        shuffle = self.key("batches", context.clients, call, number)
+        dropout = self.key("dropout", context.clients, call, number)
         orders: list[Tensor] = []
         for step in range(steps):
             epoch, place = divmod(step, per_epoch)
             if place == 0:
                 drawn = [randomness.fold_in(randomness.fold_in(shuffle, draw), epoch) for draw in range(over.draws)]
-                orders = [mine[randomness.permutations(key, here.sizes, len(mine))[0]] for key in drawn]
+                orders = [mine[randomness.permutations(key, context.sizes, len(mine))[0]] for key in drawn]
             batches = []
             for draw, order in enumerate(orders):
                 index = order[place * size : (place + 1) * size]
                 step_key = randomness.fold_in(dropout, step * over.draws + draw)
-                batches.append(self._batch(index, here, share=len(index) / len(mine), key=step_key))
+                batches.append(self._batch(index, context, share=len(index) / len(mine), key=step_key))
             yield batches
 
-    def _batch(self, index: Tensor, here: Here, share: float, key: Tensor | None) -> Batch:
-        x, y = self.samples.gather(index.unsqueeze(0), here.clients, key)
+    def _batch(self, index: Tensor, context: ClientContext, share: float, key: Tensor | None) -> Batch:
+        x, y = self.samples.gather(index.unsqueeze(0), context.clients, key)
         weight = torch.full(y.shape, 1 / len(index), dtype=self.samples.dtype, device=y.device)
         shares = torch.full((1,), share, dtype=self.samples.dtype, device=y.device)
         return Batch(self._net, self.problem.loss, x, y, weight, shares, key)
 
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
-        """Apply each client's model to its own samples; see :meth:`Engine.predict`."""
+        """Apply each client's model to its own samples."""
         outputs = []
         with torch.no_grad():
             for row, client in enumerate(clients.tolist()):

@@ -62,28 +62,7 @@ class Samples:
         dtype: torch.dtype = torch.float32,
         labels: Tensor | None = None,
     ) -> Samples:
-        """Put a shared-out data set on a device.
-
-        Parameters
-        ----------
-        dataset
-            The samples.
-        shares
-            Who holds which.
-        seed
-            The experiment's seed, from which fixed noise is drawn.
-        device
-            Where the samples live.
-        dtype
-            Type of the model's numbers.
-        labels
-            Labels to use instead of the data set's (poisoned ones).
-
-        Returns
-        -------
-        Samples
-            The samples, one copy of them.
-        """
+        """Put a shared-out data set on a device."""
         dims = (len(dataset.mean), *(1,) * (dataset.x.dim() - 2))
         mean = torch.tensor(dataset.mean, dtype=dtype, device=device).view(dims)
         std = torch.tensor(dataset.std, dtype=dtype, device=device).view(dims)
@@ -115,35 +94,11 @@ class Samples:
         return len(self.splits["train"])
 
     def sizes(self, split: Split) -> Tensor:
-        """Count the samples of each client in a split.
-
-        Parameters
-        ----------
-        split
-            The split.
-
-        Returns
-        -------
-        Tensor
-            Integers ``[clients]``.
-        """
+        """Count the samples of each client in a split."""
         return self.splits[split].sizes
 
     def flat_index(self, clients: Tensor, split: Split) -> Tensor:
-        """Give some clients' sample numbers, client after client.
-
-        Parameters
-        ----------
-        clients
-            The clients.
-        split
-            Which of their samples.
-
-        Returns
-        -------
-        Tensor
-            Sample numbers ``[samples of all these clients]``.
-        """
+        """Return some clients' sample numbers, client after client."""
         ragged = self.splits[split]
         sizes = ragged.sizes[clients]
         begin = torch.repeat_interleave(ragged.offsets[clients] - sizes.cumsum(0) + sizes, sizes)
@@ -152,24 +107,7 @@ class Samples:
     def gather(
         self, index: Tensor, clients: Tensor, key: Tensor | None = None, into: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Give samples by number.
-
-        Parameters
-        ----------
-        index
-            Sample numbers ``[rows, samples]``.
-        clients
-            Whose they are ``[rows]``.
-        key
-            Stream keys ``[rows]`` of this access, for noise that is redrawn; ``None`` leaves it out.
-        into
-            Memory of at least as many samples to put the inputs in, which spares taking new memory for every batch.
-
-        Returns
-        -------
-        tuple of Tensor
-            Inputs ``[rows, samples, ...]`` and targets ``[rows, samples]``.
-        """
+        """Return samples by number."""
         flat = index.reshape(-1)
         x = torch.index_select(self.x, 0, flat, out=None if into is None else into[: len(flat)])
         if x.dtype == torch.uint8:

@@ -1,4 +1,8 @@
-"""Which samples each row sees at each step, as one table for all rows."""
+"""Which samples each row sees at each step, as tables for all rows of a chunk.
+
+The ``loop`` engine makes the same batches one after another (:meth:`coterie.compute.loop.LoopEngine._minibatches`),
+from the same keys; read it first.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from coterie import randomness
-from coterie.algorithms.base import Minibatches, Whole
+from coterie.algorithms.base import FullPass, Minibatches
 from coterie.compute.engine import Call, Engine
+
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,7 @@ class Schedule:
     share: Tensor
 
     def segments(self) -> list[tuple[int, int, int]]:
-        """Cut the steps where rows drop out.
-
-        Returns
-        -------
-        list of tuple
-            First step, one past the last, and how many rows are left, for each segment.
-        """
+        """Cut the steps where rows are done; a segment is its first step, one past its last, and the rows left."""
         cuts = sorted(set(self.totals))
         segments, begin = [], 0
         for end in cuts:
@@ -58,166 +59,138 @@ class Schedule:
         return segments
 
 
-def few_widths(samples: int) -> int:
-    """Round a number of samples up to one of few: four to an octave, so that at most a fifth of them is padding.
-
-    Parameters
-    ----------
-    samples
-        Samples that are needed.
-
-    Returns
-    -------
-    int
-        At least as many.
-
-    Examples
-    --------
-    >>> [few_widths(samples) for samples in (0, 1, 7, 9, 33, 200)]
-    [0, 1, 7, 10, 40, 224]
-    """
+def padded_size(samples: int) -> int:
+    """Round up to one of four numbers to an octave: few sizes serve all cohorts, and at most a fifth is padding."""
+    # 0, 1, 7, 10, 40, 224 for 0, 1, 7, 9, 33, 200
     step = 1 << max(0, (samples - 1).bit_length() - 3) if samples else 1
     return -(-samples // step) * step
 
 
+Compute = Callable[[Hashable, Callable[..., tuple[Tensor, ...]], tuple[Tensor, ...]], tuple[Tensor, ...]]
+"""Calls a function of tensors, given with a key that names it and all shapes; perhaps by replaying a CUDA graph."""
+
+
+def call_directly(
+    key: Hashable, function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Call the function itself."""
+    return function(*given)
+
+
 @dataclass(frozen=True)
-class _Measures:
-    """The numbers that decide the tables' shapes."""
+class _RowSteps:
+    """One number for each row, in the schedule's order: longest first."""
+
+    order: Indices  # places of the rows in the chunk
+    clients: Indices
+    sizes: Indices  # samples
+    per_epoch: Indices  # steps of an epoch
+    totals: Indices  # steps of the fold
+
+    @property
+    def longest(self) -> int:
+        return int(self.totals[0]) if len(self.totals) else 0
+
+    @property
+    def last_epoch(self) -> Indices:
+        # A row without samples has no steps. It counts as one step an epoch, so that nothing is divided by zero.
+        return np.maximum((self.totals - 1) // np.maximum(self.per_epoch, 1), 0)
+
+
+@dataclass(frozen=True)
+class _TableSizes:
+    """The numbers that decide the tables' shapes: with the same ones a recording serves again."""
 
     steps: int
-    size: int
-    width: int
-    longest: int
+    size: int  # samples of a full batch
+    width: int  # samples that a batch has room for
+    longest: int  # samples of the largest client
     epochs: int
     draws: int
     shuffled: bool
 
 
-Replay = Callable[[Hashable, Callable[..., tuple[Tensor, ...]], tuple[Tensor, ...]], tuple[Tensor, ...]]
-"""Computes a function of tensors on the device, perhaps from a recording for these shapes."""
-
-
-def at_once(
-    key: Hashable, function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    """Compute a function without a recording.
-
-    Parameters
-    ----------
-    key
-        What would tell its recordings apart.
-    function
-        The function.
-    given
-        What it is given.
-
-    Returns
-    -------
-    tuple of Tensor
-        What it gives.
-    """
-    return function(*given)
-
-
 def make_schedule(
     engine: Engine,
-    over: Minibatches | Whole,
+    over: Minibatches | FullPass,
     clients: Tensor,
     call: Call,
     fold: int,
     *,
     padded: bool = False,
-    replay: Replay = at_once,
+    compute: Compute = call_directly,
 ) -> Schedule:
-    """Work out a fold's schedule: what is one number a row on the host, the tables on the engine's device.
+    """Make the schedule of a fold for the clients of a chunk, which are given on the host.
 
-    Parameters
-    ----------
-    engine
-        Whose samples and streams.
-    over
-        The data of the fold.
-    clients
-        The clients of the chunk ``[rows]``, on the host.
-    call
-        When and why.
-    fold
-        Number of the fold within the task.
-    padded
-        Make the tables a little larger than the longest batch and run, so that few shapes serve all cohorts.
-    replay
-        Computes the tables.
-
-    Returns
-    -------
-    Schedule
-        The tables.
+    With ``padded`` the tables are a little larger than the longest batch and run need, so that they have few shapes.
     """
     split = "train" if isinstance(over, Minibatches) else over.split
     sizes = engine.host_sizes[split].numpy()[clients.numpy()]
-    longest = int(sizes.max()) if len(sizes) else 0
-    room = few_widths(longest) if padded else longest
-    size = over.size or max(longest, 1)
-    per_epoch = (sizes + size - 1) // size
-    if isinstance(over, Whole):
-        totals, draws = per_epoch, 1
-    else:
-        steps, draws = over.steps, over.draws
-        epochs = engine.epochs(over, clients, call, fold).numpy()
-        totals = epochs * per_epoch if steps is None else np.full_like(sizes, steps)
-    order = np.argsort(-totals, kind="stable")
-    sorted_already = bool((order[:-1] < order[1:]).all())
-    who, sizes, totals, per_epoch = clients.numpy()[order], sizes[order], totals[order], per_epoch[order]
-    longest_run = int(totals[0]) if len(totals) else 0
-
-    per_epoch = np.maximum(per_epoch, 1)
-    last = np.maximum((totals - 1) // per_epoch, 0)  # a row's last epoch
-    passes = int(last.max()) + 1 if len(last) else 1
-    measures = _Measures(
-        few_widths(longest_run) if padded else longest_run,
-        size,
-        min(over.size or room, room),
-        room,
-        passes,
-        draws,
-        isinstance(over, Minibatches),
+    largest = int(sizes.max()) if len(sizes) else 0
+    size = over.size or max(largest, 1)
+    rows = _row_steps(engine, over, clients, sizes, size, call, fold)
+    room = padded_size(largest) if padded else largest
+    last = rows.last_epoch
+    shape = _TableSizes(
+        steps=padded_size(rows.longest) if padded else rows.longest,
+        size=size,
+        width=min(over.size or room, room),
+        longest=room,
+        epochs=int(last.max()) + 1 if len(last) else 1,
+        draws=over.draws if isinstance(over, Minibatches) else 1,
+        shuffled=isinstance(over, Minibatches),
     )
-    # One transfer: a column for each number of a row, then its keys.
-    numbers = [np.stack([sizes, per_epoch, who, last], 1)]
-    if measures.shuffled:
-        base = engine.key("batches", torch.from_numpy(who), call, fold).numpy()[:, None]
-        each = randomness.fold_in(base, np.arange(draws))[:, :, None]
-        numbers.append(randomness.fold_in(each, np.arange(passes)).reshape(len(who), -1))
+    # What is one number a row is computed by NumPy, where an operation takes a microsecond and a launch takes ten. All
+    # goes to the device in one transfer: a column for each number of a row, then its keys.
+    numbers = [np.stack([rows.sizes, np.maximum(rows.per_epoch, 1), rows.clients, last], 1)]
+    if shape.shuffled:
+        base = engine.key("batches", torch.from_numpy(rows.clients), call, fold).numpy()[:, None]
+        each = randomness.fold_in(base, np.arange(shape.draws))[:, :, None]
+        numbers.append(randomness.fold_in(each, np.arange(shape.epochs)).reshape(len(rows.clients), -1))
     table = torch.from_numpy(np.concatenate(numbers, 1)).to(engine.device)
     ragged = engine.samples.splits[split]
-    make = partial(_tables, measures, ragged.flat, ragged.offsets, engine.samples.dtype)
-    index, weight, share = replay((split, measures, table.shape), make, (table,))
+    make = partial(_tables, shape, ragged.flat, ragged.offsets, engine.samples.dtype)
+    index, weight, share = compute((split, shape, table.shape), make, (table,))
+    sorted_already = bool((rows.order[:-1] < rows.order[1:]).all())
     return Schedule(
-        None if sorted_already else torch.from_numpy(order).to(engine.device),
-        totals.tolist(),
-        index[:, :longest_run],
-        weight[:longest_run],
-        share[:longest_run],
+        None if sorted_already else torch.from_numpy(rows.order).to(engine.device),
+        rows.totals.tolist(),
+        index[:, : rows.longest],
+        weight[: rows.longest],
+        share[: rows.longest],
     )
 
 
-def _tables(
-    measures: _Measures, flat: Tensor, offsets: Tensor, dtype: torch.dtype, table: Tensor
-) -> tuple[Tensor, ...]:
-    """Compute a schedule's tables from a row of numbers for each row; nothing here waits for the device."""
-    sizes, per, clients, last = table[:, :4].split(1, dim=1)
-    size, width, longest = measures.size, measures.width, measures.longest
+def _row_steps(
+    engine: Engine, over: Minibatches | FullPass, clients: Tensor, sizes: Indices, size: int, call: Call, fold: int
+) -> _RowSteps:
+    per_epoch = (sizes + size - 1) // size
+    if isinstance(over, FullPass):
+        totals = per_epoch
+    elif over.steps is None:
+        totals = engine.epochs(over, clients, call, fold).numpy() * per_epoch
+    else:
+        totals = np.full_like(sizes, over.steps)
+    order = np.argsort(-totals, kind="stable")
+    return _RowSteps(order, clients.numpy()[order], sizes[order], per_epoch[order], totals[order])
+
+
+def _tables(shape: _TableSizes, flat: Tensor, offsets: Tensor, dtype: torch.dtype, table: Tensor) -> tuple[Tensor, ...]:
+    """Compute a schedule's tables from the numbers of each row, without waiting for the device."""
+    sizes, per_epoch, clients, last = table[:, :4].split(1, dim=1)
+    size, width, longest = shape.size, shape.width, shape.longest
     begin = offsets[clients].unsqueeze(-1)
-    step = torch.arange(measures.steps, device=table.device)
-    epoch = torch.minimum(torch.div(step, per, rounding_mode="floor"), last)  # [rows, steps]
-    place = (step - epoch * per).unsqueeze(-1) * size + torch.arange(width, device=table.device)
+    step = torch.arange(shape.steps, device=table.device)
+    # Steps after a row's last one stay in its last epoch: they are never taken, but must point at some sample.
+    epoch = torch.minimum(torch.div(step, per_epoch, rounding_mode="floor"), last)  # [rows, steps]
+    place = (step - epoch * per_epoch).unsqueeze(-1) * size + torch.arange(width, device=table.device)
     counts = (sizes - place[..., 0]).clamp(0, size) if width else torch.zeros_like(epoch)
     place = torch.minimum(place, (sizes - 1).clamp_min(0).unsqueeze(-1))
     tables = []
-    for draw in range(measures.draws):
+    for draw in range(shape.draws):
         within = place
-        if measures.shuffled:
-            keys = table[:, 4 + draw * measures.epochs : 4 + (draw + 1) * measures.epochs]
+        if shape.shuffled:
+            keys = table[:, 4 + draw * shape.epochs : 4 + (draw + 1) * shape.epochs]
             shuffled = randomness.permutations(keys, sizes, longest)  # [rows, epochs, longest]
             at = (epoch.unsqueeze(-1) * longest + place).flatten(1)
             within = shuffled.flatten(1).gather(1, at).view(place.shape)

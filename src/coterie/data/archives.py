@@ -59,36 +59,12 @@ class Archived(Source):
 
     @classmethod
     def files(cls) -> tuple[str, ...]:
-        """Name the files it needs in its folder, without ``.gz``.
-
-        Returns
-        -------
-        tuple[str, ...]
-            File names.
-        """
+        """Name the files it needs in its folder, without ``.gz``."""
         return tuple(cls.checksums)
 
     @classmethod
     def find(cls, data: Path, name: str) -> Path:
-        """Find one of its files, compressed or not.
-
-        Parameters
-        ----------
-        data
-            The data folder.
-        name
-            The file's name without ``.gz``.
-
-        Returns
-        -------
-        Path
-            The file.
-
-        Raises
-        ------
-        DataError
-            If it is not there; says where it belongs and how to come by it.
-        """
+        """Find one of its files, compressed or not."""
         plain = data / cls.folder / name
         for path in (plain, plain.with_name(name + ".gz")):
             if path.is_file():
@@ -97,31 +73,12 @@ class Archived(Source):
 
     @classmethod
     def how(cls) -> str:
-        """Say how to come by the files.
-
-        Returns
-        -------
-        str
-            Half a sentence.
-        """
+        """Return how to obtain the files, as the end of a sentence."""
         return cls.by_hand or f"run `coterie data fetch {cls.name}`"
 
     @classmethod
     def faults(cls, data: Path) -> tuple[list[str], list[str]]:
-        """Look for what is missing or damaged.
-
-        Parameters
-        ----------
-        data
-            The data folder.
-
-        Returns
-        -------
-        missing
-            Files that are not there.
-        damaged
-            One sentence for each file that is not what it should be.
-        """
+        """Look for what is missing or damaged."""
         missing: list[str] = []
         damaged: list[str] = []
         for name in cls.files():
@@ -137,18 +94,7 @@ class Archived(Source):
         return missing, damaged
 
     def absent(self, data: Path) -> str:
-        """Look whether its files are there, without reading them.
-
-        Parameters
-        ----------
-        data
-            The data folder.
-
-        Returns
-        -------
-        str
-            What is missing and how to come by it, one sentence; empty if nothing is.
-        """
+        """Look whether its files are there, without reading them."""
         names = self.needed()
         try:
             for name in names:
@@ -159,31 +105,17 @@ class Archived(Source):
         return f"the data set {self.name!r} needs {data / missing[0]}: {self.how()}" if missing else ""
 
     def needed(self) -> tuple[str, ...]:
-        """Name the files that are read with these options.
-
-        Returns
-        -------
-        tuple[str, ...]
-            File names without ``.gz``; none for a data set of folders.
-        """
+        """Name the files that are read with these options."""
         return self.files()
 
     @classmethod
     def verify(cls, path: Path, name: str) -> None:
-        """Read one file through and refuse it if it is not whole.
-
-        Parameters
-        ----------
-        path
-            The file.
-        name
-            The name it is known by.
-        """
-        with Reader(path, cls.checksums.get(name)) as reader:
+        """Read one file through and refuse it if it is not whole."""
+        with ArchiveReader(path, cls.checksums.get(name)) as reader:
             reader.skip_rest()
 
 
-class Reader:
+class ArchiveReader:
     """Read a file, gzipped or not, in order and in exact amounts, and check its md5 at the end.
 
     Parameters
@@ -209,23 +141,7 @@ class Reader:
         self._file.close()
 
     def read(self, count: int) -> Bytes:
-        """Read exactly so many bytes.
-
-        Parameters
-        ----------
-        count
-            How many.
-
-        Returns
-        -------
-        Bytes
-            An array that may not be written to.
-
-        Raises
-        ------
-        DataError
-            If the file ends before.
-        """
+        """Read exactly so many bytes."""
         with self._damage():
             content = self._file.read(count)
         if len(content) < count:
@@ -234,20 +150,7 @@ class Reader:
         return np.frombuffer(content, dtype=np.uint8)
 
     def records(self, count: int, size: int) -> Iterator[tuple[slice, Bytes]]:
-        """Read records piece by piece, so that the file is never in memory as a whole.
-
-        Parameters
-        ----------
-        count
-            How many records.
-        size
-            Bytes of a record.
-
-        Yields
-        ------
-        tuple[slice, Bytes]
-            Which records, and their bytes ``[records, size]``.
-        """
+        """Read records piece by piece, so that the file is never in memory as a whole."""
         step = max(1, _CHUNK // size)
         for first in range(0, count, step):
             last = min(first + step, count)
@@ -261,13 +164,7 @@ class Reader:
         self._compare()
 
     def finish(self) -> None:
-        """Check that the end is reached and the content is the official one.
-
-        Raises
-        ------
-        DataError
-            If it is not.
-        """
+        """Check that the end is reached and the content is the official one."""
         with self._damage():
             if self._file.read(1):
                 raise DataError(f"the file {self.path} is longer than it should be: download it again")

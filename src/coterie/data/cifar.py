@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 
-from coterie.data.archives import Archived, Bytes, Download, Reader
+from coterie.data.archives import Archived, ArchiveReader, Bytes, Download
 from coterie.data.dataset import Dataset
 
 _CITATION = "Krizhevsky, Learning multiple layers of features from tiny images, University of Toronto, 2009"
@@ -31,7 +31,7 @@ def _read(
     y = np.empty((total, label_bytes), dtype=np.int64)
     first = 0
     for name, count in counts.items():
-        with Reader(source.find(data, name), source.checksums.get(name)) as reader:
+        with ArchiveReader(source.find(data, name), source.checksums.get(name)) as reader:
             for part, content in reader.records(count, label_bytes + _PIXELS):
                 y[first : first + count][part] = content[:, :label_bytes]
                 x[first : first + count][part] = content[:, label_bytes:].reshape(-1, 3, 32, 32)
@@ -74,20 +74,7 @@ class Cifar10(Archived):
     norm: Literal["flame", "fedpg", "unit"] = Field("flame", description=_NORM_WORDS)
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read the six batches.
-
-        Parameters
-        ----------
-        folder
-            The data folder.
-        seed
-            Not used.
-
-        Returns
-        -------
-        Dataset
-            uint8 images.
-        """
+        """Read the six batches."""
         x, y = _read(self, folder, self.counts, 1)
         train = len(x) - self.counts["test_batch.bin"]
         labels = torch.from_numpy(y[:, 0])
@@ -147,20 +134,7 @@ class Cifar100(Archived):
     norm: Literal["flame", "fedpg", "unit"] = Field("fedpg", description=_NORM_WORDS)
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read the two files.
-
-        Parameters
-        ----------
-        folder
-            The data folder.
-        seed
-            Not used.
-
-        Returns
-        -------
-        Dataset
-            uint8 images; fine classes know their super-class.
-        """
+        """Read the two files."""
         x, y = _read(self, folder, self.counts, 2)
         family = {fine: number for number, members in enumerate(self.families.values()) for fine in members}
         names = tuple(sorted(family)) if self.labels == "fine" else tuple(self.families)

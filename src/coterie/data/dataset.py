@@ -28,7 +28,8 @@ class Dataset:
     y
         Class numbers ``[N]`` (int64), or float32 targets when the task is regression.
     train_count
-        The first so many samples are the official training set, the rest the official test set; N if there is none.
+        The number of samples, from the first on, that are the official training set; the rest are the official test
+        set. N if there is no test set.
     task
         ``"multiclass"``, ``"binary"`` or ``"regression"``.
     classes
@@ -36,7 +37,7 @@ class Dataset:
     mean
         Subtracted when samples are gathered, one value or one for each entry of axis 1 of ``x``.
     std
-        What is then divided by, of the same length.
+        Standard deviations by which the result is divided, of the same length.
     owner
         The natural client of each sample (writer, client column, synthetic client), ``[N]``, where there is one.
     groups
@@ -163,7 +164,7 @@ class Source(Spec, ABC):
 
     @classmethod
     def describe(cls) -> DataInfo:
-        """Say what there is to know before loading.
+        """Describe the data set without loading it.
 
         Returns
         -------

@@ -24,20 +24,7 @@ class Digits(Source):
     )
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read the digits; pixels 0..16 become 0..1.
-
-        Parameters
-        ----------
-        folder
-            Not used.
-        seed
-            Not used.
-
-        Returns
-        -------
-        Dataset
-            Inputs ``[1797, 1, 8, 8]``.
-        """
+        """Read the digits; pixels 0..16 become 0..1."""
         from sklearn.datasets import load_digits  # takes a second to import
 
         pixels, labels = load_digits(return_X_y=True)

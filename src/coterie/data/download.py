@@ -59,20 +59,7 @@ class DataStatus:
 
 
 def status_of(source: type[Source], data: Path) -> DataStatus:
-    """Look whether a data set is there and whole.
-
-    Parameters
-    ----------
-    source
-        The data set.
-    data
-        The data folder.
-
-    Returns
-    -------
-    DataStatus
-        What was found.
-    """
+    """Look whether a data set is there and whole."""
     if not issubclass(source, Archived):
         return DataStatus(source.name, source.obtained, data)
     missing, damaged = source.faults(data)
@@ -85,29 +72,7 @@ def status_of(source: type[Source], data: Path) -> DataStatus:
 
 
 def fetch_source(source: type[Source], data: Path, progress: bool) -> Path:
-    """Download a data set; files that are there and whole are left alone.
-
-    Parameters
-    ----------
-    source
-        The data set.
-    data
-        The data folder.
-    progress
-        Whether to show a bar on standard error.
-
-    Returns
-    -------
-    Path
-        The folder that now holds it.
-
-    Raises
-    ------
-    ConfigError
-        If it is none that is downloaded.
-    DataError
-        If it cannot be downloaded; says which file to put where.
-    """
+    """Download a data set; files that are there and whole are left alone."""
     if not issubclass(source, Archived):
         raise ConfigError(f"the data set {source.name!r} is {source.obtained}: there is nothing to fetch")
     missing, damaged = source.faults(data)
@@ -225,22 +190,7 @@ def _bar(label: str | None) -> Iterator[Report]:
 
 
 def unpack(archive: Path, folder: Path, members: tuple[str, ...]) -> None:
-    """Take files out of a zip or tar archive, each written whole or not at all.
-
-    Parameters
-    ----------
-    archive
-        The archive.
-    folder
-        Where the files go; folders inside the archive are left out.
-    members
-        The base names of the files to take.
-
-    Raises
-    ------
-    DataError
-        If the archive is damaged or lacks one of them.
-    """
+    """Take files out of a zip or tar archive, each written whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = set(members)
     try:

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from coterie.data.archives import Archived, Download, Reader
+from coterie.data._idx import FLAME, SIDE, UNIT, open_idx, read_idx
+from coterie.data.archives import Archived, ArchiveReader, Download
 from coterie.data.dataset import Dataset
-from coterie.data.idx import FLAME, SIDE, UNIT, open_idx, read_idx
 
 _BALANCED = string.digits + string.ascii_uppercase + "abdefghnqrt"  # other lower-case letters are merged with upper
 
@@ -49,18 +49,7 @@ class Emnist(Archived):
 
     @classmethod
     def files_of(cls, split: str) -> tuple[str, str, str, str]:
-        """Name the files of one split.
-
-        Parameters
-        ----------
-        split
-            Its name.
-
-        Returns
-        -------
-        tuple[str, str, str, str]
-            Training images and labels, test images and labels.
-        """
+        """Name the files of one split."""
         train, test = f"emnist-{split}-train", f"emnist-{split}-test"
         return (
             f"{train}-images-idx3-ubyte",
@@ -71,60 +60,27 @@ class Emnist(Archived):
 
     @classmethod
     def files(cls) -> tuple[str, ...]:
-        """Name the files of all splits.
-
-        Returns
-        -------
-        tuple[str, ...]
-            File names.
-        """
+        """Name the files of all splits."""
         return tuple(name for split in cls.splits for name in cls.files_of(split))
 
     def needed(self) -> tuple[str, ...]:
-        """Name the files of this split.
-
-        Returns
-        -------
-        tuple[str, ...]
-            File names.
-        """
+        """Name the files of this split."""
         return self.files_of(self.split)
 
     @classmethod
     def verify(cls, path: Path, name: str) -> None:
-        """Read one file through; it has no published checksum, so its header must agree with its length.
-
-        Parameters
-        ----------
-        path
-            The file.
-        name
-            The name it is known by.
-        """
+        """Read one file through; it has no published checksum, so its header must agree with its length."""
         split = name.split("-")[1]
         wanted = cls.splits[split]["-test-" in name]
         images = "-images-" in name
         shape = (SIDE, SIDE) if images else ()
-        with Reader(path) as reader:
+        with ArchiveReader(path) as reader:
             for _ in open_idx(reader, wanted, *shape).records(wanted, math.prod(shape)):
                 pass
             reader.finish()
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read the four files of the split; its images are stored column by column.
-
-        Parameters
-        ----------
-        folder
-            The data folder.
-        seed
-            Not used.
-
-        Returns
-        -------
-        Dataset
-            uint8 images, upright.
-        """
+        """Read the four files of the split; its images are stored column by column."""
         train_x, train_y, test_x, test_y = (self.find(folder, name) for name in self.files_of(self.split))
         train, test = self.splits[self.split]
         x, y = read_idx([(train_x, train_y, train), (test_x, test_y, test)], self.checksums, transpose=True)

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 
+from coterie.data._idx import SIDE
 from coterie.data.archives import Archived, Bytes
 from coterie.data.dataset import Dataset
-from coterie.data.idx import SIDE
 from coterie.errors import DataError
 
 Writer = tuple[str, Bytes, npt.NDArray[np.int64]]
@@ -76,23 +76,7 @@ class _Cursor:
 
 
 def read_leaf(path: Path) -> Iterator[Writer]:
-    """Read a LEAF file writer by writer.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Yields
-    ------
-    Writer
-        Name, images ``[samples, 784]`` and labels.
-
-    Raises
-    ------
-    DataError
-        If the file is damaged, or does not hold the writers and samples that it says it does.
-    """
+    """Read a LEAF file writer by writer."""
     facts: dict[str, Any] = {}
     counts: dict[str, int] = {}
     try:
@@ -147,20 +131,7 @@ class Femnist(Archived):
 
     @classmethod
     def faults(cls, data: Path) -> tuple[list[str], list[str]]:
-        """Look for folders without files.
-
-        Parameters
-        ----------
-        data
-            The data folder.
-
-        Returns
-        -------
-        missing
-            Folders that hold no JSON files.
-        damaged
-            Nothing: files are checked when they are read.
-        """
+        """Look for folders without files."""
         return [str(Path(cls.folder, part)) for part in PARTS if not cls._files(data, part)], []
 
     @classmethod
@@ -168,25 +139,7 @@ class Femnist(Archived):
         return sorted((data / cls.folder / part).glob("*.json"))
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read all files; the writers are numbered in the order of their names.
-
-        Parameters
-        ----------
-        folder
-            The data folder.
-        seed
-            Not used.
-
-        Returns
-        -------
-        Dataset
-            uint8 images with ``owner``.
-
-        Raises
-        ------
-        DataError
-            If files are missing or damaged.
-        """
+        """Read all files; the writers are numbered in the order of their names."""
         missing, _ = self.faults(folder)
         if missing:
             raise DataError(f"the data set {self.name!r} needs JSON files in {folder / missing[0]}: {self.how()}")

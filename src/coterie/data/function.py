@@ -12,7 +12,7 @@ from coterie.data.dataset import Dataset, Source
 from coterie.errors import CoterieError, DataError
 
 
-class Imported(Source):
+class FunctionSource(Source):
     """Your own loader: a function without parameters that gives a coterie.data.Dataset."""
 
     name: ClassVar[str] = "import"

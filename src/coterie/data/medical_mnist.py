@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from coterie.data._images import image_files, read_images
 from coterie.data.archives import Archived
 from coterie.data.dataset import Dataset
-from coterie.data.images import image_files, read_images
 from coterie.errors import DataError
 
 
@@ -43,20 +43,7 @@ class MedicalMnist(Archived):
 
     @classmethod
     def faults(cls, data: Path) -> tuple[list[str], list[str]]:
-        """Look for missing folders, and folders with another number of images than they should have.
-
-        Parameters
-        ----------
-        data
-            The data folder.
-
-        Returns
-        -------
-        missing
-            Folders that are not there.
-        damaged
-            One sentence for each folder that is not what it should be.
-        """
+        """Look for missing folders, and folders with another number of images than they should have."""
         missing, damaged = [], []
         for name, wanted in cls.counts.items():
             folder = data / cls.folder / name
@@ -67,25 +54,7 @@ class MedicalMnist(Archived):
         return missing, damaged
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read the images, class by class.
-
-        Parameters
-        ----------
-        folder
-            The data folder.
-        seed
-            Not used.
-
-        Returns
-        -------
-        Dataset
-            uint8 images; the three channels are one in memory.
-
-        Raises
-        ------
-        DataError
-            If images are missing or damaged.
-        """
+        """Read the images, class by class."""
         missing, damaged = self.faults(folder)
         if missing:
             raise DataError(f"the data set {self.name!r} needs the folder {folder / missing[0]}: {self.how()}")

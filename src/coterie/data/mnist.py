@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from coterie.data._idx import FLAME, UNIT, read_idx
 from coterie.data.archives import Archived, Download
 from coterie.data.dataset import Dataset
-from coterie.data.idx import FLAME, UNIT, read_idx
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -72,20 +72,7 @@ class Mnist(Archived):
     )
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read the four files.
-
-        Parameters
-        ----------
-        folder
-            The data folder.
-        seed
-            Not used.
-
-        Returns
-        -------
-        Dataset
-            uint8 images.
-        """
+        """Read the four files."""
         return _load(self, folder, {"flame": FLAME, "unit": UNIT}[self.norm])
 
 
@@ -152,20 +139,7 @@ class FashionMnist(Archived):
     )
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read the four files.
-
-        Parameters
-        ----------
-        folder
-            The data folder.
-        seed
-            Not used.
-
-        Returns
-        -------
-        Dataset
-            uint8 images.
-        """
+        """Read the four files."""
         norms = {"flame": FLAME, "fedpg": UNIT, "own": (0.286, 0.353), "unit": UNIT}
         return _load(self, folder, norms[self.norm])
 

@@ -15,11 +15,13 @@ from coterie.data.digits import Digits
 from coterie.data.download import DataStatus, fetch_source, status_of
 from coterie.data.emnist import Emnist
 from coterie.data.femnist import Femnist
-from coterie.data.function import Imported
+from coterie.data.folder import FolderSource
+from coterie.data.function import FunctionSource
 from coterie.data.medical_mnist import MedicalMnist
 from coterie.data.mnist import FashionMnist, Mnist
-from coterie.data.own import Folder, Npz, Table
+from coterie.data.npz import NpzSource
 from coterie.data.synthetic import Synthetic
+from coterie.data.table import TableSource
 from coterie.errors import UnknownName
 from coterie.options import resolve
 
@@ -35,10 +37,10 @@ SOURCES: dict[str, type[Source]] = {
         Cifar100,
         MedicalMnist,
         Femnist,
-        Folder,
-        Npz,
-        Table,
-        Imported,
+        FolderSource,
+        NpzSource,
+        TableSource,
+        FunctionSource,
     )
 }
 

@@ -56,20 +56,7 @@ class Synthetic(Source):
         return self
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Draw the clients.
-
-        Parameters
-        ----------
-        folder
-            Not used.
-        seed
-            What the draw depends on.
-
-        Returns
-        -------
-        Dataset
-            With ``owner`` and ``groups`` filled in.
-        """
+        """Draw the clients."""
         group = np.arange(self.clients) * self.groups // self.clients
         outputs = TASKS[self.task].outputs(self.classes)
         teachers = [self._teacher(outputs, seed, "synthetic: group", g) for g in range(self.groups)]

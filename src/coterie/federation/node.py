@@ -167,9 +167,9 @@ class Node:
         if algorithm.has_personal:
             message = envelope.under(f"{EVALUATE}/{LAST}")
             self._check(message, config, EVALUATE, LAST)
-            here = simulation.engine.here(one, Call(round_number, "personal"))
+            context = simulation.engine.client_context(one, Call(round_number, "personal"))
             rows = {name: value.unsqueeze(0) for name, value in message.items()}
-            models["personal"] = algorithm.personal(here, state, rows)
+            models["personal"] = algorithm.personal(context, state, rows)
         shared = envelope.under(f"{EVALUATE}/{GLOBAL}")
         if algorithm.has_global and shared:
             self._check(shared, config, EVALUATE, GLOBAL)

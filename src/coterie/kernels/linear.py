@@ -1,8 +1,8 @@
 """Dense layers of many clients with few samples each.
 
-Such a layer's time is that of reading its weights: each is used for a handful of samples. So the weights are read once,
-by as many programs as keep the memory busy, and a gradient step is written over them as it is computed. Sums that are
-split between programs are put together in a fixed order, so results repeat bit for bit.
+Such a layer takes as long as reading its weights does, for each is used for a handful of samples only. So the weights
+are read once, by as many programs as keep the memory busy, and a gradient step is written over them while it is
+computed. Sums that are split among programs are added in a fixed order, so results repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coterie.kernels.products import product
+from coterie.kernels._tile_product import tile_product
 
 MOST_SAMPLES = 64
-"""With more samples the layer is a matter of arithmetic, and the library's products are the better ones."""
+"""With more samples the arithmetic takes longer than reading the weights, and the library's products are faster."""
 
-_PROGRAMS = 1056
+_PROGRAMS = 1056  # eight on each of the 132 processors of an H200
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def _forward(
             mask=(n < OUTSIDE)[None, :] & (k < end)[:, None],
             other=0.0,
         )
-        sums = product(given, factors, sums, PRECISION)
+        sums = tile_product(given, factors, sums, PRECISION)
     if BIAS and part == 0:
         sums += tl.load(bias + row * bias_row + n, mask=n < OUTSIDE, other=0.0)[None, :]
     to = ((part * rows + row) * SAMPLES + m)[:, None] * OUTSIDE + n[None, :]
@@ -106,7 +106,7 @@ def _backward(
             mask=(n < OUTSIDE)[:, None] & (i < INSIDE)[None, :],
             other=0.0,
         )
-        sums = product(given, factors, sums, PRECISION)
+        sums = tile_product(given, factors, sums, PRECISION)
     to = (row * SAMPLES + m)[:, None] * INSIDE + i[None, :]
     tl.store(out + to, sums, mask=(m < SAMPLES)[:, None] & (i < INSIDE)[None, :])
 
@@ -156,7 +156,7 @@ def _descend(
     at = weight + row * weight_row + (n * weight_out)[:, None] + i[None, :]
     old = tl.load(at, mask=there, other=0.0)
     # The old weights are added last: to sum on top of them would round every term to their size.
-    change = product(step, given, tl.zeros((N, K), dtype=tl.float32), PRECISION)
+    change = tile_product(step, given, tl.zeros((N, K), dtype=tl.float32), PRECISION)
     tl.store(at, old + change, mask=there)
     if BIAS and tl.program_id(0) % across == 0:
         shift = bias + row * bias_row + n
@@ -168,28 +168,12 @@ def _power(least: int, number: int, most: int) -> int:
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
-    """Apply each row's layer to its samples.
-
-    Parameters
-    ----------
-    x
-        Samples ``[rows, samples, inside]``.
-    weight
-        Weights ``[rows, outside, inside]``.
-    bias
-        Shifts ``[rows, outside]``.
-    precision
-        How products are rounded.
-
-    Returns
-    -------
-    Tensor
-        ``[rows, samples, outside]``.
-    """
+    """Apply each row's layer to its samples."""
     rows, samples, inside = x.shape
     outside = weight.shape[1]
     m, n, k = _power(16, samples, MOST_SAMPLES), _power(16, outside, 64), _power(16, inside, 64)
     blocks = triton.cdiv(outside, n)
+    # Long sums are split where there would be too few programs, into pieces that are worth a program of their own.
     parts = max(1, min(_PROGRAMS // (blocks * rows), inside // 512))
     piece = triton.cdiv(triton.cdiv(inside, k), parts) * k
     parts = triton.cdiv(inside, piece)
@@ -219,22 +203,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> T
 
 
 def backward(gradient: Tensor, weight: Tensor, precision: str) -> Tensor:
-    """Give the gradient of the samples.
-
-    Parameters
-    ----------
-    gradient
-        Gradient of the results ``[rows, samples, outside]``.
-    weight
-        Weights ``[rows, outside, inside]``.
-    precision
-        How products are rounded.
-
-    Returns
-    -------
-    Tensor
-        ``[rows, samples, inside]``.
-    """
+    """Return the gradient of the samples."""
     rows, samples, outside = gradient.shape
     inside = weight.shape[2]
     gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
@@ -260,23 +229,7 @@ def backward(gradient: Tensor, weight: Tensor, precision: str) -> Tensor:
 
 
 def descend_(weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor, rate: Tensor, precision: str) -> None:
-    """Take a gradient step in place.
-
-    Parameters
-    ----------
-    weight
-        Weights ``[rows, outside, inside]``; changed.
-    bias
-        Shifts ``[rows, outside]``; changed.
-    x
-        Samples ``[rows, samples, inside]``.
-    gradient
-        Gradient of the results ``[rows, samples, outside]``.
-    rate
-        Step of each row ``[rows, 1]``.
-    precision
-        How products are rounded.
-    """
+    """Take the step ``weight − rate · gradientᵀ x`` in place, and that of the bias."""
     rows, samples, inside = x.shape
     outside = weight.shape[1]
     gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
@@ -305,7 +258,7 @@ def descend_(weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor, r
     )
 
 
-class Apply(torch.autograd.Function):
+class LinearLayer(torch.autograd.Function):
     """A layer whose own parameters need no gradient."""
 
     @staticmethod
@@ -315,37 +268,20 @@ class Apply(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the way back needs."""
+        """Save what the backward pass needs."""
         _, weight, _, ctx.precision = inputs
         ctx.save_for_backward(weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Give the gradient of the samples."""
+        """Return the gradient of the samples."""
         (weight,) = ctx.saved_tensors
         return backward(gradient, weight, ctx.precision), None, None, None
 
 
 def apply(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> Tensor:
-    """Apply each row's layer; can be differentiated once, with respect to the samples.
-
-    Parameters
-    ----------
-    x
-        Samples ``[rows, samples, inside]``.
-    weight
-        Weights ``[rows, outside, inside]``.
-    bias
-        Shifts ``[rows, outside]``.
-    precision
-        How products are rounded.
-
-    Returns
-    -------
-    Tensor
-        ``[rows, samples, outside]``.
-    """
-    function: Any = Apply.apply
+    """Apply each row's layer; can be differentiated once, with respect to the samples."""
+    function: Any = LinearLayer.apply
     out: Tensor = function(x, weight, bias, precision)
     return out

@@ -1,6 +1,6 @@
-"""Largest value of each window, cut at zero, in one pass each way.
+"""Max pooling over windows that do not overlap, with ReLU if wanted, in one pass forward and one backward.
 
-For windows that do not overlap. The way back needs only where each window's largest value was, a byte each.
+The backward pass needs only the place of each window's largest value, which takes a byte; PyTorch keeps eight.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_BLOCK = 1024
+_BLOCK = 1024  # elements of a program
 
 
 @triton.jit
@@ -47,11 +47,11 @@ def _down(
         for j in tl.static_range(WIDE):
             if i + j > 0:
                 value = tl.load(image + base + i * image_line + j * image_place, mask=inside, other=0.0)
-                larger = (value > best) | (value != value)
+                larger = (value > best) | (value != value)  # NaN wins, as in PyTorch
                 best = tl.where(larger, value, best)
                 place = tl.where(larger, i * WIDE + j, place)
     if RELU:
-        place = tl.where(best <= 0, 127, place)  # no place: nothing goes back
+        place = tl.where(best <= 0, 127, place)  # no place: ReLU lets no gradient through
         best = tl.where(best <= 0, 0.0, best)
     tl.store(out + at, best, mask=inside)
     tl.store(where + at, place.to(tl.int8), mask=inside)
@@ -91,12 +91,12 @@ def _up(
     tl.store(out + at, tl.load(gradient + of, mask=mine, other=0.0), mask=inside)
 
 
-class Pool(torch.autograd.Function):
-    """Maximum over windows that lie side by side, cut at zero if wanted; results lie channels last."""
+class MaxPool(torch.autograd.Function):
+    """Maximum over windows that lie side by side, with ReLU if wanted; the results have channels last in memory."""
 
     @staticmethod
     def forward(image: Tensor, window: tuple[int, int], relu: bool) -> tuple[Tensor, Tensor]:
-        """Give the largest values, and where each was."""
+        """Return the largest values, and where each was."""
         samples, channels, height, width = image.shape
         down, across = height // window[0], width // window[1]
         out = image.new_empty(samples, down, across, channels)
@@ -123,7 +123,7 @@ class Pool(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep what the way back needs."""
+        """Save what the backward pass needs."""
         image, ctx.window, _ = inputs
         ctx.shape = image.shape
         ctx.mark_non_differentiable(output[1])
@@ -132,7 +132,7 @@ class Pool(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
-        """Give each window's gradient to its largest value."""
+        """Return each window's gradient to its largest value."""
         (where,) = ctx.saved_tensors
         samples, channels, height, width = ctx.shape
         out = gradient.new_empty(samples, height, width, channels)
@@ -159,22 +159,7 @@ class Pool(torch.autograd.Function):
 
 
 def pool(image: Tensor, window: tuple[int, int], relu: bool) -> Tensor:
-    """Take the largest value of each of the windows that lie side by side; can be differentiated once.
-
-    Parameters
-    ----------
-    image
-        Images ``[samples, channels, height, width]``.
-    window
-        The windows' height and width.
-    relu
-        Whether to cut the result at zero.
-
-    Returns
-    -------
-    Tensor
-        ``[samples, channels, down, across]``, channels last in memory.
-    """
-    function: Any = Pool.apply
+    """Take the largest value of each window ``(height, width)``; can be differentiated once."""
+    function: Any = MaxPool.apply
     out: Tensor = function(image, window, relu)[0]
     return out

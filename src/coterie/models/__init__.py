@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from coterie.models.checks import check
 from coterie.models.network import Network
-from coterie.models.registry import Description, build, describe, names
+from coterie.models.registry import ModelDescription, build, describe, names
 from coterie.models.residual import ScaledStandardisedConv2d
 
-__all__ = ["Description", "Network", "ScaledStandardisedConv2d", "build", "check", "describe", "names"]
+__all__ = ["ModelDescription", "Network", "ScaledStandardisedConv2d", "build", "check", "describe", "names"]

@@ -7,45 +7,12 @@ from coterie.models.network import Network, Stack
 
 
 def linear(input_shape: tuple[int, ...], outputs: int) -> Network:
-    """Softmax or linear regression.
-
-    Parameters
-    ----------
-    input_shape
-        Shape of one sample.
-    outputs
-        How many outputs.
-
-    Returns
-    -------
-    Network
-        A model whose body only flattens, and so is all of it the client's when the model is split.
-    """
+    """Softmax or linear regression."""
     return Stack("linear", input_shape).flatten().split_here().network(outputs)
 
 
 def mlp(input_shape: tuple[int, ...], outputs: int, *, hidden: int | str = "200") -> Network:
-    """Dense layers with ReLU.
-
-    Parameters
-    ----------
-    input_shape
-        Shape of one sample.
-    outputs
-        How many outputs.
-    hidden
-        Widths of the hidden layers, joined by ``-``.
-
-    Returns
-    -------
-    Network
-        The model.
-
-    Raises
-    ------
-    ConfigError
-        If ``hidden`` is not made of positive numbers.
-    """
+    """Dense layers with ReLU."""
     parts = str(hidden).split("-")
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise ConfigError(f"hidden={hidden!r} of model 'mlp' must be positive widths joined by '-', such as 128-64")
@@ -53,38 +20,12 @@ def mlp(input_shape: tuple[int, ...], outputs: int, *, hidden: int | str = "200"
 
 
 def mlp2(input_shape: tuple[int, ...], outputs: int) -> Network:
-    """Two hidden layers of 128 and 64, as FLAME's code runs them.
-
-    Parameters
-    ----------
-    input_shape
-        Shape of one sample.
-    outputs
-        How many outputs.
-
-    Returns
-    -------
-    Network
-        The model.
-    """
+    """Two hidden layers of 128 and 64, as FLAME's code runs them."""
     return _dense("mlp2", input_shape, outputs, (128, 64))
 
 
 def mlp_fedpg(input_shape: tuple[int, ...], outputs: int) -> Network:
-    """Two hidden layers of 200, as FedPG has them.
-
-    Parameters
-    ----------
-    input_shape
-        Shape of one sample.
-    outputs
-        How many outputs.
-
-    Returns
-    -------
-    Network
-        The model.
-    """
+    """Two hidden layers of 200, as FedPG has them."""
     return _dense("mlp_fedpg", input_shape, outputs, (200, 200))
 
 

@@ -46,7 +46,7 @@ class Network(nn.Module):
         self.split = split
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the outputs for a batch.
+        """Return the outputs for a batch.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class Stack:
         return self
 
     def after(self, what: str, channels: int, kernel: int, stride: int = 1, padding: int = 0) -> tuple[int, int, int]:
-        """Give the shape that a sliding window leaves.
+        """Return the shape that a sliding window leaves.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class Stack:
         return self.add(nn.Dropout(rate))
 
     def split_here(self) -> Stack:
-        """Let the client's part of a split model end here.
+        """End the client's part of a split model at this layer.
 
         Returns
         -------

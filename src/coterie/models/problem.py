@@ -111,10 +111,10 @@ class StreamDropout(nn.Module):
         """
         if not kernels.usable(x):
             return x * self.factors(key, x.unflatten(0, (len(key), -1))).flatten(0, 1)
-        from coterie.kernels.dropping import Draw, drop
+        from coterie.kernels.dropout import DropoutRule, drop
 
         constants = (randomness.GOLDEN, randomness.MIX_1, randomness.MIX_2)
-        draw = Draw(self._threshold, self._scale, constants)
+        draw = DropoutRule(self._threshold, self._scale, constants)
         return drop(x, randomness.fold_in(key, self.number), key, draw)
 
     @property

@@ -20,7 +20,7 @@ from coterie.user_code import IMPORT
 
 
 @dataclass(frozen=True)
-class Description:
+class ModelDescription:
     """A model in words.
 
     Parameters
@@ -51,7 +51,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _ModelEntry:
     builder: Callable[..., Network]
     layers: str
     input_shape: tuple[int, ...]
@@ -72,75 +72,79 @@ _GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
 _ENTRIES = {
     entry.name: entry
     for entry in (
-        _Entry(dense.linear, "784-10", _GREY, 10, "FLAME, conference version"),
-        _Entry(dense.mlp, "784-200-10 ReLU; widths by hidden=", _GREY, 10, "McMahan et al. 2017, one hidden layer"),
-        _Entry(dense.mlp2, "784-128-64-10 ReLU", _GREY, 10, "FLAME, MNIST and Fashion-MNIST"),
-        _Entry(dense.mlp_fedpg, "784-200-200-10 ReLU", _GREY, 10, "FedPG, Fashion-MNIST"),
-        _Entry(
+        _ModelEntry(dense.linear, "784-10", _GREY, 10, "FLAME, conference version"),
+        _ModelEntry(
+            dense.mlp, "784-200-10 ReLU; widths by hidden=", _GREY, 10, "McMahan et al. 2017, one hidden layer"
+        ),
+        _ModelEntry(dense.mlp2, "784-128-64-10 ReLU", _GREY, 10, "FLAME, MNIST and Fashion-MNIST"),
+        _ModelEntry(dense.mlp_fedpg, "784-200-200-10 ReLU", _GREY, 10, "FedPG, Fashion-MNIST"),
+        _ModelEntry(
             convolutional.cnn_cifar_flame,
             "conv 3x3 16, pool 2, conv 3x3 32, pool 2, fc 128, fc 10",
             _COLOUR,
             10,
             "FLAME, CIFAR-10",
         ),
-        _Entry(
+        _ModelEntry(
             convolutional.cnn_mmnist,
             "conv 3x3 32, pool 2, conv 3x3 16, pool 2, dropout 0.2, fc 64, fc 6",
             (3, 64, 64),
             6,
             "FLAME, Medical MNIST",
         ),
-        _Entry(
+        _ModelEntry(
             convolutional.cnn_femnist,
             "conv 7x7 32, pool 2, conv 3x3 64, pool 2, fc 62",
             _GREY,
             62,
             "FLAME, FEMNIST (head=62 with its ten digits)",
         ),
-        _Entry(
+        _ModelEntry(
             convolutional.cnn_mcmahan,
             "conv 5x5 32, pool 2, conv 5x5 64, pool 2, fc 512, fc 10",
             _GREY,
             10,
             "McMahan et al. 2017; FedAMP, MNIST-like data",
         ),
-        _Entry(
+        _ModelEntry(
             convolutional.cnn_cifar_fedpg,
             "conv 5x5 64, pool 2, conv 5x5 64, pool 2, fc 384, dropout 0.2, fc 192, dropout 0.5, fc 10",
             _COLOUR,
             10,
             "FedPG, CIFAR-10",
         ),
-        _Entry(convolutional.cnn_small, "conv 3x3 16, conv 3x3 32, pool 2, fc 64, fc 10", (1, 8, 8), 10, "8x8 digits"),
-        _Entry(
+        _ModelEntry(
+            convolutional.cnn_small, "conv 3x3 16, conv 3x3 32, pool 2, fc 64, fc 10", (1, 8, 8), 10, "8x8 digits"
+        ),
+        _ModelEntry(
             convolutional.cnn_pfl,
             "conv 3x3 32, conv 3x3 64, pool 2, dropout 0.25, fc 128, dropout 0.5, fc 10",
             _COLOUR,
             10,
             "pfl-research, CIFAR-10 benchmark",
         ),
-        _Entry(
+        _ModelEntry(
             convolutional.cnn_pfllib,
             "conv 5x5 32, pool 2, conv 5x5 64, pool 2, fc 512, fc 10",
             _GREY,
             10,
             "PFLlib, Fashion-MNIST",
         ),
-        _Entry(
+        _ModelEntry(
             residual.nfresnet18_fedpg,
             "scaled standardised conv 3x3 64, pool 3/2, 2 blocks each of 16, 32, 64, mean, fc 100",
             _COLOUR,
             100,
             "FedPG, CIFAR-100",
         ),
-        _Entry(
+        _ModelEntry(
             residual.nfresnet18_full,
             "scaled standardised conv 3x3 64, pool 3/2, 2 blocks each of 64, 128, 256, 512, mean, fc 100",
             _COLOUR,
             100,
             "Brock et al. 2021, with FedPG's stem",
         ),
-        _Entry(
+        _ModelEntry(
             residual.resnet18_gn,
             "conv 7x7/2 64, pool 3/2 (or conv 3x3 64), 2 blocks each of 64, 128, 256, 512, mean, fc 100; GroupNorm 32",
             _COLOUR,
@@ -152,7 +156,7 @@ _ENTRIES = {
 
 
 def names() -> tuple[str, ...]:
-    """Give the names of all models.
+    """Return the names of all models.
 
     Returns
     -------
@@ -162,7 +166,7 @@ def names() -> tuple[str, ...]:
     return tuple(_ENTRIES)
 
 
-def describe() -> tuple[Description, ...]:
+def describe() -> tuple[ModelDescription, ...]:
     """Describe all models.
 
     Returns
@@ -176,7 +180,9 @@ def describe() -> tuple[Description, ...]:
             network = entry.builder(entry.input_shape, entry.outputs)
         count = sum(value.numel() for value in network.parameters())
         out.append(
-            Description(entry.name, entry.layers, entry.input_shape, entry.outputs, count, entry.source, entry.options)
+            ModelDescription(
+                entry.name, entry.layers, entry.input_shape, entry.outputs, count, entry.source, entry.options
+            )
         )
     return tuple(out)
 
@@ -236,7 +242,7 @@ def _options(name: str, text: str) -> dict[str, str]:
     return out
 
 
-def _validated(entry: _Entry, given: Mapping[str, object]) -> dict[str, object]:
+def _validated(entry: _ModelEntry, given: Mapping[str, object]) -> dict[str, object]:
     hints = typing.get_type_hints(entry.builder)
     out: dict[str, object] = {}
     for key, value in given.items():

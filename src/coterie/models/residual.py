@@ -54,29 +54,12 @@ class ScaledStandardisedConv2d(nn.Module):
         nn.init.kaiming_normal_(self.weight, mode="fan_in", nonlinearity="linear")
 
     def filters(self) -> Tensor:
-        """Give the standardised filters.
-
-        Returns
-        -------
-        Tensor
-            Of the shape of ``weight``; each filter has mean 0 and squared norm ``gain ** 2`` up to ``eps``.
-        """
+        """Return the standardised filters."""
         deviation, mean = torch.std_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
         return (self.weight - mean) / (deviation + self.eps) * (self.scale * self.gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve a batch with the standardised filters.
-
-        Parameters
-        ----------
-        x
-            Maps ``[samples, inputs, height, width]``.
-
-        Returns
-        -------
-        Tensor
-            Maps ``[samples, outputs, height, width]``.
-        """
+        """Convolve a batch with the standardised filters."""
         return F.conv2d(x, self.filters(), stride=self.stride, padding=self.padding)
 
 
@@ -107,18 +90,7 @@ class NormaliserFreeBlock(nn.Module):
         self.beta = beta
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform a batch.
-
-        Parameters
-        ----------
-        x
-            Maps ``[samples, inputs, height, width]``.
-
-        Returns
-        -------
-        Tensor
-            Maps ``[samples, outputs, height, width]``.
-        """
+        """Transform a batch."""
         scaled = x if self.beta == 1.0 else x / self.beta
         carried = x if self.shortcut is None else self.shortcut(scaled)
         inner = self.conv1(F.relu(scaled) * _RELU_GAIN)
@@ -150,18 +122,7 @@ class GroupNormBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(32, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform a batch.
-
-        Parameters
-        ----------
-        x
-            Maps ``[samples, inputs, height, width]``.
-
-        Returns
-        -------
-        Tensor
-            Maps ``[samples, outputs, height, width]``.
-        """
+        """Transform a batch."""
         inner = F.relu(self.norm1(self.conv1(x)))
         carried: Tensor = self.shortcut(x)
         return F.relu(self.norm2(self.conv2(inner)) + carried)
@@ -170,44 +131,14 @@ class GroupNormBlock(nn.Module):
 def nfresnet18_fedpg(
     input_shape: tuple[int, ...], outputs: int, *, beta: Literal["one", "predicted"] = "one"
 ) -> Network:
-    """NF-ResNet-18 with three stages of widths 16, 32 and 64: FedPG's model for CIFAR-100.
-
-    Parameters
-    ----------
-    input_shape
-        Shape of one image, channels first.
-    outputs
-        How many outputs.
-    beta
-        Divide a block's input by 1, as FedPG runs it, or by its predicted standard deviation, as Brock et al. do.
-
-    Returns
-    -------
-    Network
-        The model; its convolutions start from Kaiming's normal rule (fan-in, linear).
-    """
+    """NF-ResNet-18 with three stages of widths 16, 32 and 64: FedPG's model for CIFAR-100."""
     return _nf_resnet("nfresnet18_fedpg", input_shape, outputs, (16, 32, 64), beta == "predicted")
 
 
 def nfresnet18_full(
     input_shape: tuple[int, ...], outputs: int, *, beta: Literal["one", "predicted"] = "one"
 ) -> Network:
-    """NF-ResNet-18 with all four stages, widths 64, 128, 256 and 512.
-
-    Parameters
-    ----------
-    input_shape
-        Shape of one image, channels first.
-    outputs
-        How many outputs.
-    beta
-        Divide a block's input by 1, as FedPG runs it, or by its predicted standard deviation, as Brock et al. do.
-
-    Returns
-    -------
-    Network
-        The model; its convolutions start from Kaiming's normal rule (fan-in, linear).
-    """
+    """NF-ResNet-18 with all four stages, widths 64, 128, 256 and 512."""
     return _nf_resnet("nfresnet18_full", input_shape, outputs, (64, 128, 256, 512), beta == "predicted")
 
 
@@ -235,23 +166,7 @@ def _nf_resnet(
 def resnet18_gn(
     input_shape: tuple[int, ...], outputs: int, *, stem: Literal["torchvision", "3x3"] = "torchvision"
 ) -> Network:
-    """ResNet-18 with ``GroupNorm(32)``: FedAMP's model for CIFAR-100 without batch statistics.
-
-    Parameters
-    ----------
-    input_shape
-        Shape of one image, channels first.
-    outputs
-        How many outputs.
-    stem
-        ``"torchvision"``: a 7x7 convolution of stride 2 and a pooling, as for large images; ``"3x3"``: one 3x3
-        convolution of stride 1, which keeps small images large and costs sixteen times as much.
-
-    Returns
-    -------
-    Network
-        The model.
-    """
+    """ResNet-18 with ``GroupNorm(32)``: FedAMP's model for CIFAR-100 without batch statistics."""
     stack = Stack("resnet18_gn", input_shape).images()
     kernel, stride, padding = (7, 2, 3) if stem == "torchvision" else (3, 1, 1)
     stack.add(

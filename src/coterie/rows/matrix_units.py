@@ -130,7 +130,7 @@ class _Blocks:
             for part, found in zip(self.parts, split(centre * self.inverse[count]), strict=False):
                 part[count, :here] = found
             if kernels.usable(block):
-                from coterie.kernels.splitting import split_centred
+                from coterie.kernels.half_precision import split_centred
 
                 split_centred(block, centre, self.inverse, self.parts[:, :count, :here])
             else:
@@ -194,7 +194,7 @@ def mixed(weights: Tensor, rows: Tensor) -> Tensor:
         sums = _product(factors, parts.flatten(0, 1)[:, :here])
         # Last, and rounded properly: the centre is much larger than the rows' distances from it.
         if kernels.usable(sums):
-            from coterie.kernels.splitting import add_centre
+            from coterie.kernels.half_precision import add_centre
 
             add_centre(sums, scale, share, blocks.centre[columns], out[:, columns])
         else:

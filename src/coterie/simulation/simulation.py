@@ -296,7 +296,7 @@ class Simulation:
         def make() -> Rows:
             if not len(mine):
                 return {}
-            context = self.engine.here(mine, Call(round_number, "personal"))
+            context = self.engine.client_context(mine, Call(round_number, "personal"))
             made = self.algorithm.personal(context, self.clients.on_demand(mine, briefly), rows)
             return dict(made.items())  # what it takes from the state is read here, where a failure is everybody's
 

@@ -1,4 +1,4 @@
-"""Telling others how a run goes: TensorBoard, MLflow, Weights & Biases, and trackers of the user's own."""
+"""Trackers that follow a run: TensorBoard, MLflow, Weights & Biases, and the user's own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a tracker is: something outside of the run folder that is told how a run goes.
+"""What a tracker is: something outside of the run folder that receives the measurements of a run.
 
-A tracker decides nothing: it is no part of an experiment's configuration, and a run has the same results with it and
-without it. One that fails is reported once and then left alone; the run goes on.
+A tracker has no influence on a run: it is not part of the configuration, and the results are the same with and without
+it. A tracker that fails is reported once and receives nothing more; the run continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Vector = npt.NDArray[np.float64]
 
 
 class TrackerWarning(UserWarning):
-    """A tracker failed and is told nothing more; the run goes on."""
+    """A tracker failed and receives nothing more; the run continues."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class TrackedRun:
     config
         Its configuration, complete, of plain types.
     after
-        The last round that is done: 0 for a run that begins, the checkpoint's for one that goes on. What a tracker was
-        told of later rounds before the run was stopped, it will be told again.
+        The last round that is done: 0 for a new run, the checkpoint's for a resumed one. Rounds after it that a tracker
+        received before the run was stopped come again.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class TrackedRun:
         return self.path.resolve().name
 
     def settings(self) -> dict[str, bool | int | float | str]:
-        """Give the configuration as a flat table, as trackers want it.
+        """Return the configuration as a flat table, as trackers want it.
 
         Returns
         -------
@@ -62,7 +62,7 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class Measured:
-    """What there is to tell of one round.
+    """The measurements of one round.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Measured:
         Of the models that were evaluated, the metrics of every client that counts, by name, such as
         ``personal/test/accuracy``. Values that are not finite are left out.
     weights
-        Who listened to whom, a matrix of clients against clients, where the method weighs them.
+        Collaboration weights, a matrix of clients against clients, where the method has them.
     """
 
     scalars: dict[str, float]
@@ -82,10 +82,10 @@ class Measured:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Something that is told how a run goes; any class with these three methods will do."""
+    """Receives the measurements of a run; any class with these three methods is one."""
 
     def begin(self, run: TrackedRun) -> None:
-        """Be told that a run begins, or goes on.
+        """Begin a run, or continue one that was stopped.
 
         Parameters
         ----------
@@ -94,7 +94,7 @@ class Tracker(Protocol):
         """
 
     def round(self, number: int, measured: Measured) -> None:
-        """Be told of a round, before the checkpoint that closes it.
+        """Receive the measurements of a round, before the checkpoint that closes it.
 
         Parameters
         ----------
@@ -105,12 +105,12 @@ class Tracker(Protocol):
         """
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Be told that it is over.
+        """End the run.
 
         Parameters
         ----------
         summary
-            The result in short, as in ``summary.json``; ``None`` for a run that was stopped and may go on later.
+            The result in short, as in ``summary.json``; ``None`` for a run that was stopped and may be resumed.
         """
 
 
@@ -141,7 +141,7 @@ def flat(values: Mapping[str, Any], joint: str = ".", prefix: str = "") -> dict[
 
 
 def results(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Give the numbers of a summary as a flat table.
+    """Return the numbers of a summary as a flat table.
 
     Parameters
     ----------

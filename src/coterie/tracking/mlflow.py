@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from coterie.errors import ConfigError
+from coterie.tracking._reported_rounds import ReportedRounds
 from coterie.tracking.base import Measured, TrackedRun, results
-from coterie.tracking.bookmark import Bookmark
 
 _METRICS, _PARAMETERS = 1000, 100  # what one request may hold
 _LONGEST = 500  # letters of a parameter that every server takes
@@ -38,33 +38,33 @@ class MLflow:
             reason = " ".join(str(error).split())
             raise ConfigError(f"track is mlflow{f':{uri}' if uri else ''}, which cannot be used ({reason})") from error
         self._id: str | None = None
-        self._bookmark: Bookmark | None = None
+        self._reported: ReportedRounds | None = None
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run with the configuration as its parameters, or go on with it; see :meth:`Tracker.begin`."""
+        """Begin a run with the configuration as its parameters, or go on with it."""
         from mlflow.entities import Param
 
-        self._bookmark = Bookmark(run.path, "mlflow")
-        if self._bookmark.run is not None:
-            self._id = self._bookmark.run
+        self._reported = ReportedRounds(run.path, "mlflow")
+        if self._reported.run is not None:
+            self._id = self._reported.run
             self._client.update_run(self._id, status="RUNNING")
             return
         experiment = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "coterie"))
         made = self._client.create_run(experiment, run_name=run.name, tags={"coterie.run": str(run.path)})
         self._id = made.info.run_id
-        self._bookmark.begin(self._id)
+        self._reported.begin(self._id)
         parameters = [Param(name, str(value)[:_LONGEST]) for name, value in run.settings().items()]
         for first in range(0, len(parameters), _PARAMETERS):
             self._client.log_batch(self._id, params=parameters[first : first + _PARAMETERS])
 
     def round(self, number: int, measured: Measured) -> None:
-        """Log the scalars; see :meth:`Tracker.round`."""
-        if self._bookmark is not None and self._bookmark.is_new(number):
+        """Log the scalars."""
+        if self._reported is not None and self._reported.is_new(number):
             self._log(measured.scalars, number)
-            self._bookmark.told(number)
+            self._reported.store(number)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Log the result, and the summary as a file; see :meth:`Tracker.end`."""
+        """Log the result, and the summary as a file."""
         if self._id is None:
             return
         if summary is None:

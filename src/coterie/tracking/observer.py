@@ -1,4 +1,4 @@
-"""Telling trackers how a run goes, in such a way that none of them can harm it."""
+"""Passes the measurements of a run to its trackers, so that none of them can harm it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from coterie.runs.storage import RunFolder
+from coterie.tracking._measurements import measured
 from coterie.tracking.base import TrackedRun, Tracker, TrackerWarning
-from coterie.tracking.measurements import measured
 
 
 class TrackerObserver:
-    """Tells some trackers of one run; use it as a context, which begins and ends it.
+    """Passes the measurements of one run to some trackers; use it as a context, which begins and ends the run.
 
-    A tracker that raises is reported by a :class:`TrackerWarning` and told nothing more.
+    A tracker that raises is reported by a :class:`TrackerWarning` and receives nothing more.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class TrackerObserver:
     primary
         The primary metric.
     stored
-        The last round of which a process that was stopped recorded something, if it is to be told of again.
+        The last round that a process which was stopped had recorded, if trackers are to receive it again.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TrackerObserver:
         primary: str,
         stored: int = 0,
     ) -> None:
-        self._told, self._stored = list(trackers), stored
+        self._trackers, self._stored = list(trackers), stored
         self._folder, self._honest, self._primary = folder, honest, primary
         self._run = TrackedRun(folder.path, folder.config, after)
 
@@ -56,39 +56,39 @@ class TrackerObserver:
         self.end(None)
 
     def round(self, number: int, mean: float | None = None) -> None:
-        """Tell of the round that was recorded last: what an experiment's watcher does.
+        """Pass on the round that was recorded last; called by the experiment.
 
         Parameters
         ----------
         number
             The round.
         mean
-            Not looked at.
+            Not used.
         """
-        if self._told:
+        if self._trackers:
             found = measured(self._folder, number, self._honest, self._primary, number <= self._stored)
             self._each(f"in round {number}", lambda tracker: tracker.round(number, found))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Tell that it is over; only the first call does anything.
+        """End the run; only the first call has an effect.
 
         Parameters
         ----------
         summary
             The result in short, ``None`` if the run was stopped.
         """
-        # A tracker may be long about its end (an upload), and the run is on the disk: Ctrl-C ends the wait, no more.
+        # A tracker may take long to end (an upload), and the run is on the disk already: Ctrl-C only ends the wait.
         self._each("at the end", lambda tracker: tracker.end(summary), (Exception, KeyboardInterrupt))
-        self._told = []
+        self._trackers = []
 
     def _each(
         self, when: str, tell: Callable[[Tracker], None], caught: tuple[type[BaseException], ...] = (Exception,)
     ) -> None:
-        for tracker in list(self._told):
+        for tracker in list(self._trackers):
             try:
                 tell(tracker)
             except caught as error:
-                self._told.remove(tracker)
+                self._trackers.remove(tracker)
                 reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
                 warnings.warn(
                     f"{type(tracker).__name__} failed {when} and is told nothing more of {self._run.path} ({reason})",

@@ -19,7 +19,7 @@ Track = str | Tracker
 
 
 @dataclass(frozen=True)
-class Known:
+class TrackerInfo:
     """A tracker by name.
 
     Parameters
@@ -43,10 +43,10 @@ class Known:
     extra: str | None = None
 
 
-TRACKERS: dict[str, Known] = {
-    "tensorboard": Known(TensorBoard, "event files, by default in the run's folder", "FOLDER", "tensorboardX"),
-    "mlflow": Known(MLflow, "a run at an MLflow tracking server, or in a database", "URI", "mlflow", "mlflow"),
-    "wandb": Known(WandB, "a run at Weights & Biases", "PROJECT", "wandb", "wandb"),
+TRACKERS: dict[str, TrackerInfo] = {
+    "tensorboard": TrackerInfo(TensorBoard, "event files, by default in the run's folder", "FOLDER", "tensorboardX"),
+    "mlflow": TrackerInfo(MLflow, "a run at an MLflow tracking server, or in a database", "URI", "mlflow", "mlflow"),
+    "wandb": TrackerInfo(WandB, "a run at Weights & Biases", "PROJECT", "wandb", "wandb"),
 }
 """The trackers by name."""
 
@@ -86,7 +86,7 @@ def make(text: str) -> Tracker:
 
 
 def make_all(wanted: Track | Sequence[Track], new: str | os.PathLike[str] | None = None) -> list[Tracker]:
-    """Make all trackers of a run; whatever is wrong with them is said before the run begins.
+    """Make all trackers of a run, so that mistakes are found before the run begins.
 
     Parameters
     ----------

@@ -41,39 +41,17 @@ class TensorBoard:
         self._run: TrackedRun | None = None
 
     def place(self, run: Path) -> Path:
-        """Say where the event files of a run lie.
-
-        Parameters
-        ----------
-        run
-            The run's folder.
-
-        Returns
-        -------
-        Path
-            Their folder.
-        """
+        """Return the folder of a run's event files."""
         return run / FOLDER if self._folder is None else self._folder / run.resolve().name
 
     def refuse_taken(self, run: Path) -> None:
-        """Refuse to mix the events of a new run with those of another one.
-
-        Parameters
-        ----------
-        run
-            The new run's folder.
-
-        Raises
-        ------
-        RunFolderError
-            If there are event files already.
-        """
+        """Refuse to mix the events of a new run with those of another one."""
         place = self.place(run)
         if any(place.glob(f"{_EVENTS}*")):
             raise RunFolderError(f"{place} holds the events of another run: track in another folder, or remove them")
 
     def begin(self, run: TrackedRun) -> None:
-        """Open a new event file; see :meth:`Tracker.begin`."""
+        """Open a new event file."""
         from tensorboardX import RecordWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
@@ -87,7 +65,7 @@ class TensorBoard:
         self._write(Event(session_log=SessionLog(status=SessionLog.START)), run.after + 1)
 
     def round(self, number: int, measured: Measured) -> None:
-        """Write scalars, histograms over clients and an image of the weights; see :meth:`Tracker.round`."""
+        """Write scalars, histograms over clients and an image of the weights."""
         from tensorboardX import summary
 
         values = [summary.scalar(name, value) for name, value in measured.scalars.items()]
@@ -97,7 +75,7 @@ class TensorBoard:
         self._write_summaries(values, number)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Write the configuration beside the result, for the table of all runs; see :meth:`Tracker.end`."""
+        """Write the configuration beside the result, for the table of all runs."""
         from tensorboardX import summary as make
 
         if summary is not None and self._run is not None:
@@ -131,18 +109,7 @@ class TensorBoard:
 
 
 def picture(weights: Vector) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Draw a matrix in grey, its largest entry white.
-
-    Parameters
-    ----------
-    weights
-        The matrix; what is negative or not finite is black.
-
-    Returns
-    -------
-    numpy.ndarray
-        Brightness from 0 to 255; of a large matrix, the means of blocks.
-    """
+    """Draw a matrix in grey, its largest entry white."""
     shown = np.clip(np.nan_to_num(weights, nan=0.0, posinf=0.0, neginf=0.0), 0.0, None)
     for axis in (0, 1):
         starts = np.unique(np.linspace(0, shown.shape[axis], min(_SIDE, shown.shape[axis]), endpoint=False, dtype=int))

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coterie.data import Dataset
-from coterie.data.partitions import SCHEMES, Deck, Shares, describe, parse, share_out
+from coterie.data.partitions import SCHEMES, SamplePool, Shares, describe, parse, share_out
 from coterie.data.partitions.dirichlet import Dirichlet, quantities
-from coterie.data.partitions.labels import Pathological
+from coterie.data.partitions.label_skew import Pathological
 from coterie.data.partitions.scheme import apportion
 from coterie.errors import ConfigError, PartitionError, UnknownName
 from coterie.randomness import stream
@@ -199,8 +199,8 @@ def test_q_label_drops_nothing_when_pieces_come_out_even() -> None:
 
 def test_dirichlet_shares_have_the_law_s_variance() -> None:
     clients, beta, classes, each = 5, 0.5, 400, 500
-    deck = Deck("made", np.repeat(np.arange(classes), each), tuple(map(str, range(classes))), classes * each, 0.2)
-    dealt = Dirichlet(beta=beta).deal(deck, clients, 1).parts
+    pool = SamplePool("made", np.repeat(np.arange(classes), each), tuple(map(str, range(classes))), classes * each, 0.2)
+    dealt = Dirichlet(beta=beta).assign(pool, clients, 1).parts
     shares = np.stack([np.bincount(part // each, minlength=classes) / each for part in dealt])
     assert shares.mean(1) == pytest.approx(1 / clients, abs=0.05)
     # Var p_i = (1/m)(1 - 1/m)/(m beta + 1); 2,000 shares estimate it to a few per cent.

@@ -94,7 +94,7 @@ class CommonDescent:
 
 
 def rescale(gradients: Tensor, norm: float | None = None, *, smallest: float = _SMALLEST) -> tuple[Tensor, float]:
-    """Give the factors that bring rows to one length.
+    """Return the factors that bring rows to one length.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ def unfairness(losses: Tensor) -> Tensor:
 
 
 def fairness_coefficients(losses: Tensor) -> Tensor:
-    """Give the derivatives ``h_i = dF/dL_i`` of the fairness objective ``F = -cos(L, 1)``.
+    """Return the derivatives ``h_i = dF/dL_i`` of the fairness objective ``F = -cos(L, 1)``.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ def armijo_accepts(
     beta: float = 1e-4,
     protected: Tensor | None = None,
 ) -> Tensor:
-    """Say which steps lower every loss, and the fairness objective, in proportion to their slopes.
+    """Return which steps lower every loss, and the fairness objective, in proportion to their slopes.
 
     Parameters
     ----------

@@ -106,7 +106,7 @@ def _host(values: Tensor) -> _Vector:
 
 
 def _scaled(gram: Tensor) -> _Vector:
-    """Give the Gram matrix with largest diagonal entry 1, exactly symmetric."""
+    """Return the Gram matrix with largest diagonal entry 1, exactly symmetric."""
     matrix = _host(gram)
     if not np.isfinite(matrix).all():
         raise AlgorithmError("the gradients' Gram matrix is not finite: some client's gradient is NaN or infinite")
@@ -163,7 +163,7 @@ def _active_set(gram: _Vector, lower: _Vector, upper: _Vector) -> _Vector:
 
 
 def _newton_step(curvature: _Vector, slope: _Vector) -> _Vector:
-    """Give the step of sum zero to the least value of a quadratic."""
+    """Return the step of sum zero to the least value of a quadratic."""
     # Adding a constant to the matrix changes nothing on steps of sum zero, and makes it regular across them.
     ridge = _RIDGE
     while True:

@@ -176,7 +176,7 @@ def trimmed_mean(rows: Tensor, f: int) -> Tensor:
 
 
 def tolerated(name: str, clients: int) -> int:
-    """Say how many hostile clients an aggregator can stand among some.
+    """Return how many hostile clients among ``clients`` an aggregator tolerates.
 
     Parameters
     ----------

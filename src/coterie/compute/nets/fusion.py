@@ -1,8 +1,8 @@
-"""What of a model's graph is computed together.
+"""Operations of a model's graph that are computed together.
 
-A cut at zero (ReLU) and a maximum over windows may change places: the largest of the values cut at zero is the largest
-value, cut at zero. Done in that order, the cut sees one value of each window instead of all. A cut that follows a
-convolution without a pooling after it is done as the convolution's result is written.
+ReLU and max pooling may change places: the largest of the rectified values is the largest value, rectified. Pooling
+first leaves ReLU one value of each window instead of all of them. A ReLU that follows a convolution without a pooling
+after it is applied while the convolution's result is written.
 """
 
 from __future__ import annotations
@@ -16,25 +16,12 @@ from torch import Tensor, fx, nn
 
 from coterie import kernels
 
-Step = Literal["skip", "pool", "pool, cut", "convolve, cut"]
+Fusion = Literal["skip", "pool", "pool, relu", "convolve, relu"]
 
 
-def plan(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Step]:
-    """Say which nodes of a graph are computed otherwise than they stand.
-
-    Parameters
-    ----------
-    graph
-        The graph.
-    modules
-        The modules that it calls.
-
-    Returns
-    -------
-    dict
-        For those nodes what becomes of them; a skipped one hands on what it is given.
-    """
-    steps: dict[fx.Node, Step] = {}
+def plan(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Fusion]:
+    """Map the nodes of a graph that are skipped or computed together with another one to how that is done."""
+    steps: dict[fx.Node, Fusion] = {}
     for node in graph.nodes:
         if _module(node, modules, nn.MaxPool2d) and not modules[str(node.target)].return_indices:
             steps[node] = "pool"
@@ -43,9 +30,9 @@ def plan(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Ste
             continue
         before, users = node.args[0], list(node.users)
         if len(users) == 1 and steps.get(users[0]) == "pool":
-            steps[node], steps[users[0]] = "skip", "pool, cut"
+            steps[node], steps[users[0]] = "skip", "pool, relu"
         elif _module(before, modules, nn.Conv2d) and len(before.users) == 1:
-            steps[node], steps[before] = "skip", "convolve, cut"
+            steps[node], steps[before] = "skip", "convolve, relu"
     return steps
 
 
@@ -61,31 +48,17 @@ def _is_relu(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
     return _module(node, modules, nn.ReLU)
 
 
-def pooled(layer: nn.MaxPool2d, x: Tensor, cut: bool) -> Tensor:
-    """Take the largest value of each window.
-
-    Parameters
-    ----------
-    layer
-        The windows.
-    x
-        Images ``[samples, channels, height, width]``.
-    cut
-        Whether to cut the result at zero.
-
-    Returns
-    -------
-    Tensor
-        The result.
-    """
+def pooled(layer: nn.MaxPool2d, x: Tensor, relu: bool) -> Tensor:
+    """Take the largest value of each window, and rectify it if wanted."""
     window, stride = _pair(layer.kernel_size), _pair(layer.stride)
     side_by_side = window == stride and _pair(layer.padding) == (0, 0) and _pair(layer.dilation) == (1, 1)
+    # The kernel stores where in its window each value lies in a byte, and 127 stands for nowhere.
     if side_by_side and not layer.ceil_mode and window[0] * window[1] < 100 and x.dim() == 4 and kernels.usable(x):
         from coterie.kernels.pooling import pool
 
-        return pool(x, window, cut)
+        return pool(x, window, relu)
     largest: Tensor = layer(x)
-    return largest.relu() if cut else largest
+    return largest.relu() if relu else largest
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:

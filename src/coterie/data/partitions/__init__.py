@@ -5,14 +5,14 @@ from __future__ import annotations
 from coterie.data.partitions.assignment import share_out
 from coterie.data.partitions.overview import plot
 from coterie.data.partitions.registry import SCHEMES, SchemeInfo, describe, parse
-from coterie.data.partitions.scheme import Deal, Deck, Scheme
+from coterie.data.partitions.scheme import Assignment, SamplePool, Scheme
 from coterie.data.partitions.shares import Ragged, Shares
 
 __all__ = [
     "SCHEMES",
-    "Deal",
-    "Deck",
+    "Assignment",
     "Ragged",
+    "SamplePool",
     "Scheme",
     "SchemeInfo",
     "Shares",

@@ -7,7 +7,7 @@ import torch
 
 from coterie.data.dataset import Dataset
 from coterie.data.partitions.registry import parse
-from coterie.data.partitions.scheme import Deal, Deck, Indices, Scheme
+from coterie.data.partitions.scheme import Assignment, Indices, SamplePool, Scheme
 from coterie.data.partitions.shares import Ragged, Shares
 from coterie.errors import ConfigError, PartitionError
 from coterie.randomness import stream
@@ -27,29 +27,31 @@ def share_out(
 ) -> Shares:
     """Deal a data set out to clients and split every client's samples.
 
-    All samples, official training and test set together, are dealt; then each client's part is split at random. Schemes
-    that deal test samples apart (``groups``) take training samples from the official training set only.
+    All samples, official training and test set together, are distributed; then each client's part is split at random.
+    Schemes that assign test samples apart (``groups``) take training samples from the official training set only.
 
     Parameters
     ----------
     dataset
         The samples.
     scheme
-        How to deal them, or the text of it.
+        How to distribute them, or its text, as in ``"dirichlet:0.5"``.
     clients
         How many clients there are.
     seed
         The experiment's seed; the same seed gives the same shares.
     test_fraction
-        Which part of a client's samples is for testing; unless given the data set's own, or 0.2 if it has no test set.
+        The fraction of a client's samples that is for testing; by default the data set's own, or 0.2 if it has no test
+        set.
     validation
-        Which part of a client's training samples is kept for validation; 0 for none.
+        The fraction of a client's training samples that is kept for validation; 0 for none.
     scarcity
-        Training samples (validation included) that a client keeps at most; test samples are not touched.
+        The most training samples (validation included) that a client keeps; test samples are not affected.
     max_test
-        Test samples that a client keeps at most.
+        The most test samples that a client keeps.
     min_samples
-        The fewest samples a client may get before the split. Schemes that draw sizes draw until they have them.
+        The fewest samples that a client may get before the split. Schemes that draw sizes draw again until all have
+        them.
 
     Returns
     -------
@@ -59,7 +61,7 @@ def share_out(
     Raises
     ------
     PartitionError
-        If the samples cannot be dealt out so.
+        If the samples cannot be distributed so.
     """
     scheme = parse(scheme) if isinstance(scheme, str) else scheme
     _check(clients, test_fraction, validation, scarcity, max_test, min_samples)
@@ -76,11 +78,11 @@ def share_out(
         )
     if test_fraction is None:
         test_fraction = 1 - dataset.train_count / count if dataset.train_count < count else 0.2
-    deal = scheme.deal(_deck(dataset, test_fraction, min_samples), clients, seed)
-    _check_parts(deal, scheme, min_samples)
+    assigned = scheme.assign(_pool(dataset, test_fraction, min_samples), clients, seed)
+    _check_parts(assigned, scheme, min_samples)
     train, held_back, test = [], [], []
     for client in range(clients):
-        rest, mine = _split_test(deal, client, test_fraction, seed)
+        rest, mine = _split_test(assigned, client, test_fraction, seed)
         keep = rest[:scarcity]
         size = _part(validation, len(keep)) if validation else 0
         held_back.append(np.sort(keep[:size]))
@@ -90,16 +92,16 @@ def share_out(
         train=Ragged.of(train),
         validation=Ragged.of(held_back),
         test=Ragged.of(test),
-        noise=None if deal.noise is None else torch.from_numpy(deal.noise),
-        redraw_noise=deal.redraw_noise,
-        groups=None if deal.groups is None else torch.from_numpy(np.asarray(deal.groups, dtype=np.int64)),
-        scheme=deal.scheme or scheme.text(),
+        noise=None if assigned.noise is None else torch.from_numpy(assigned.noise),
+        redraw_noise=assigned.redraw_noise,
+        groups=None if assigned.groups is None else torch.from_numpy(np.asarray(assigned.groups, dtype=np.int64)),
+        scheme=assigned.scheme or scheme.text(),
     )
 
 
-def _deck(dataset: Dataset, test_fraction: float, min_samples: int | None) -> Deck:
+def _pool(dataset: Dataset, test_fraction: float, min_samples: int | None) -> SamplePool:
     regression = dataset.task == "regression"
-    return Deck(
+    return SamplePool(
         name=dataset.name,
         labels=np.zeros(len(dataset.y), dtype=np.int64) if regression else dataset.y.cpu().numpy(),
         class_names=dataset.classes,
@@ -112,17 +114,17 @@ def _deck(dataset: Dataset, test_fraction: float, min_samples: int | None) -> De
     )
 
 
-def _split_test(deal: Deal, client: int, fraction: float, seed: int) -> tuple[Indices, Indices]:
+def _split_test(assigned: Assignment, client: int, fraction: float, seed: int) -> tuple[Indices, Indices]:
     # Sorted first, so that the split depends on which samples a client has and not on the order they were dealt in.
-    own = stream(seed, "partition: split", client=client).permutation(np.sort(deal.parts[client]))
-    if deal.test is not None:
-        return own, stream(seed, "partition: test order", client=client).permutation(np.sort(deal.test[client]))
+    own = stream(seed, "partition: split", client=client).permutation(np.sort(assigned.parts[client]))
+    if assigned.test is not None:
+        return own, stream(seed, "partition: test order", client=client).permutation(np.sort(assigned.test[client]))
     size = _part(fraction, len(own))
     return own[size:], own[:size]
 
 
 def _part(fraction: float, count: int) -> int:
-    """Give the size of a part: to the nearest, at least one sample, and at least one left where there are two."""
+    """Return the size of a part: to the nearest, at least one sample, and at least one left where there are two."""
     return min(max(1, round(fraction * count)), count - 1)
 
 
@@ -145,10 +147,10 @@ def _check(
             raise ConfigError(f"{name} is {value}, but must be at least {least}")
 
 
-def _check_parts(deal: Deal, scheme: Scheme, min_samples: int | None) -> None:
-    least = min_samples or (2 if deal.test is None else 1)
-    for client, part in enumerate(deal.parts):
-        size = len(part) + (0 if deal.test is None else len(deal.test[client]))
+def _check_parts(assigned: Assignment, scheme: Scheme, min_samples: int | None) -> None:
+    least = min_samples or (2 if assigned.test is None else 1)
+    for client, part in enumerate(assigned.parts):
+        size = len(part) + (0 if assigned.test is None else len(assigned.test[client]))
         if len(part) < 1 or size < max(2, least):
             raise PartitionError(
                 f"partition {scheme.text()!r}: client {client} would have {size} samples and needs {max(2, least)}: "

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from coterie.data.partitions.labels import q_label
-from coterie.data.partitions.scheme import Deal, Deck, Indices, Scheme, apportion, cut, shuffled_classes
+from coterie.data.partitions.label_skew import q_label
+from coterie.data.partitions.scheme import Assignment, Indices, SamplePool, Scheme, apportion, cut, shuffled_classes
 from coterie.errors import PartitionError
 from coterie.randomness import stream
 
@@ -38,26 +38,11 @@ class Dirichlet(Scheme):
     )
     overlap: bool = Field(False, description="every client draws from the whole data, so clients may share samples")
 
-    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Draw shares until every client has enough, then deal every class by them.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            Parts that together hold all samples, unless they overlap.
-        """
+    def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
+        """Draw shares until every client has enough, then deal every class by them."""
         draw = stream(seed, "partition: dirichlet")
-        counts = self._counts(deck, clients, draw)
-        members = shuffled_classes(deck.labels, deck.classes, draw)
+        counts = self._counts(pool, clients, draw)
+        members = shuffled_classes(pool.labels, pool.classes, draw)
         if self.overlap:
             dealt = [
                 [draw.choice(samples, size, replace=False) for size in row]
@@ -65,17 +50,17 @@ class Dirichlet(Scheme):
             ]
         else:
             dealt = [cut(samples, row) for samples, row in zip(members, counts, strict=True)]
-        return Deal([np.concatenate(mine) for mine in zip(*dealt, strict=True)], overlap=self.overlap)
+        return Assignment([np.concatenate(mine) for mine in zip(*dealt, strict=True)], overlap=self.overlap)
 
-    def _counts(self, deck: Deck, clients: int, draw: np.random.Generator) -> Indices:
-        totals = np.bincount(deck.labels, minlength=deck.classes)
-        asked = deck.min_samples if self.min_samples is None else self.min_samples
-        wish = min(deck.classes if self.balanced else 10, len(deck) // (4 * clients)) if asked is None else asked
+    def _counts(self, pool: SamplePool, clients: int, draw: np.random.Generator) -> Indices:
+        totals = np.bincount(pool.labels, minlength=pool.classes)
+        asked = pool.min_samples if self.min_samples is None else self.min_samples
+        wish = min(pool.classes if self.balanced else 10, len(pool) // (4 * clients)) if asked is None else asked
         need = 2 if asked is None else asked
-        if need * clients > len(deck):
+        if need * clients > len(pool):
             raise PartitionError(
                 self.cannot(
-                    f"{clients} clients cannot have {need} of {len(deck)} samples each",
+                    f"{clients} clients cannot have {need} of {len(pool)} samples each",
                     "use fewer clients or a smaller min_samples",
                 )
             )
@@ -134,45 +119,25 @@ class Quantity(Scheme):
     )
     overlap: bool = Field(False, description="every client draws from the whole data, so clients may share samples")
 
-    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Draw sizes and deal random parts of them.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            Parts that together hold all samples, unless they overlap.
-
-        Raises
-        ------
-        PartitionError
-            If there are too few samples for that many clients.
-        """
+    def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
+        """Draw sizes and deal random parts of them."""
         draw = stream(seed, "partition: quantity")
-        asked = deck.min_samples if self.min_samples is None else self.min_samples
-        least = _least(len(deck), clients) if asked is None else asked
-        if least * clients > len(deck):
+        asked = pool.min_samples if self.min_samples is None else self.min_samples
+        least = _least(len(pool), clients) if asked is None else asked
+        if least * clients > len(pool):
             raise PartitionError(
                 self.cannot(
-                    f"{clients} clients cannot have {least} of {len(deck)} samples each",
+                    f"{clients} clients cannot have {least} of {len(pool)} samples each",
                     "use fewer clients or min_samples",
                 )
             )
-        sizes = quantities(len(deck), clients, self.beta, least, draw)
+        sizes = quantities(len(pool), clients, self.beta, least, draw)
         if self.overlap:
-            return Deal([draw.choice(len(deck), size, replace=False) for size in sizes], overlap=True)
-        return Deal(cut(draw.permutation(len(deck)), sizes))
+            return Assignment([draw.choice(len(pool), size, replace=False) for size in sizes], overlap=True)
+        return Assignment(cut(draw.permutation(len(pool)), sizes))
 
 
-class Hybrid(Scheme):
+class HybridSkew(Scheme):
     """Half of the clients hold few classes (q_label), the other half different amounts (quantity)."""
 
     name: ClassVar[str] = "hybrid"
@@ -185,32 +150,12 @@ class Hybrid(Scheme):
     q: int = Field(2, ge=1, description="pieces of classes of each client of the first half")
     beta: float = Field(0.5, gt=0, description="concentration of the sizes of the second half")
 
-    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Reserve a random half of every class for each half of the clients, and deal each its way.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            One part a client.
-
-        Raises
-        ------
-        PartitionError
-            If there are fewer than two clients.
-        """
+    def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
+        """Reserve a random half of every class for each half of the clients, and deal each its way."""
         if clients < 2:
             raise PartitionError(self.cannot("one client cannot be two halves", "use at least 2 clients"))
         draw = stream(seed, "partition: hybrid")
-        halves = [np.array_split(samples, 2) for samples in shuffled_classes(deck.labels, deck.classes, draw)]
+        halves = [np.array_split(samples, 2) for samples in shuffled_classes(pool.labels, pool.classes, draw)]
         first = -(-clients // 2)
         by_label = q_label([half[0] for half in halves], first, self.q, draw)
         rest = draw.permutation(np.concatenate([half[1] for half in halves]))
@@ -218,7 +163,7 @@ class Hybrid(Scheme):
         least = _least(len(rest), count)
         if least * count > len(rest):
             raise PartitionError(self.cannot(f"{count} clients cannot share {len(rest)} samples", "use fewer clients"))
-        return Deal([*by_label, *cut(rest, quantities(len(rest), count, self.beta, least, draw))])
+        return Assignment([*by_label, *cut(rest, quantities(len(rest), count, self.beta, least, draw))])
 
 
 def _least(total: int, clients: int) -> int:
@@ -229,24 +174,6 @@ def quantities(total: int, clients: int, beta: float, least: int, draw: np.rando
     """Draw sizes in proportion to Dir(beta), none below ``least``, that sum to the total.
 
     Clients whose share is too small get ``least``; the others share the rest in proportion.
-
-    Parameters
-    ----------
-    total
-        How many samples there are, at least ``clients * least``.
-    clients
-        How many clients there are.
-    beta
-        Concentration of the draw.
-    least
-        Fewest samples of a client.
-    draw
-        Where the numbers come from.
-
-    Returns
-    -------
-    Indices
-        One size a client.
     """
     shares = draw.dirichlet(np.full(clients, beta))
     poor = np.zeros(clients, dtype=bool)

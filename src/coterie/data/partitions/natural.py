@@ -7,12 +7,12 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from coterie.data.partitions.scheme import Deal, Deck, Scheme
+from coterie.data.partitions.scheme import Assignment, SamplePool, Scheme
 from coterie.errors import PartitionError
 
 
 class Natural(Scheme):
-    """Give every client whole natural owners of samples (writers, a client column), in their order."""
+    """Return every client whole natural owners of samples (writers, a client column), in their order."""
 
     name: ClassVar[str] = "natural"
     by_label: ClassVar[bool] = False
@@ -22,42 +22,22 @@ class Natural(Scheme):
     owners: int | None = Field(None, ge=1, description="owners of each client; auto: as many as every client can have")
     least: int = Field(0, ge=0, description="leave out owners with fewer samples")
 
-    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal whole owners; those left over when they do not divide are left out.
-
-        Parameters
-        ----------
-        deck
-            The samples, with their owners.
-        clients
-            How many clients there are.
-        seed
-            Not used: nothing is drawn.
-
-        Returns
-        -------
-        Deal
-            With ``groups`` filled in where the owners' groups are known and no client mixes two.
-
-        Raises
-        ------
-        PartitionError
-            If the data have no owners, or too few.
-        """
-        if deck.owner is None:
+    def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
+        """Deal whole owners; those left over when they do not divide are left out."""
+        if pool.owner is None:
             raise PartitionError(
                 self.cannot(
-                    f"the data set {deck.name!r} does not say whose a sample is",
+                    f"the data set {pool.name!r} does not say whose a sample is",
                     "use another partition, or give the data a client column",
                 )
             )
-        counts = np.bincount(deck.owner)
+        counts = np.bincount(pool.owner)
         known = np.flatnonzero(counts >= max(1, self.least))
         each = len(known) // clients if self.owners is None else self.owners
         if each < 1 or each * clients > len(known):
             raise PartitionError(
                 self.cannot(
-                    f"the data set {deck.name!r} has {len(known)} natural clients"
+                    f"the data set {pool.name!r} has {len(known)} natural clients"
                     + (f" of at least {self.least} samples" if self.least else "")
                     + f", which is too few for {clients} clients"
                     + (f" of {each} each" if each > 1 else ""),
@@ -65,11 +45,11 @@ class Natural(Scheme):
                 )
             )
         taken = known[: each * clients].reshape(clients, each)
-        order = np.argsort(deck.owner, kind="stable")
+        order = np.argsort(pool.owner, kind="stable")
         ends = np.cumsum(counts)
         parts = [np.concatenate([order[ends[one] - counts[one] : ends[one]] for one in mine]) for mine in taken]
         groups = None
-        if deck.owner_groups is not None:
-            of_owner = deck.owner_groups[taken]
+        if pool.owner_groups is not None:
+            of_owner = pool.owner_groups[taken]
             groups = of_owner[:, 0] if (of_owner == of_owner[:, :1]).all() else None
-        return Deal(parts, groups=groups)
+        return Assignment(parts, groups=groups)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.data.partitions.dirichlet import Dirichlet, Hybrid, Quantity
-from coterie.data.partitions.even import Iid, Quality
+from coterie.data.partitions.dirichlet import Dirichlet, HybridSkew, Quantity
 from coterie.data.partitions.groups import Groups
-from coterie.data.partitions.labels import Pathological, QLabel, Shards
+from coterie.data.partitions.iid import Iid, Quality
+from coterie.data.partitions.label_skew import Pathological, QLabel, Shards
 from coterie.data.partitions.natural import Natural
 from coterie.data.partitions.scheme import Scheme
 from coterie.options import Parameter, resolve
 
 SCHEMES: dict[str, type[Scheme]] = {
     scheme.name: scheme
-    for scheme in (Iid, Shards, Pathological, QLabel, Dirichlet, Quantity, Quality, Natural, Hybrid, Groups)
+    for scheme in (Iid, Shards, Pathological, QLabel, Dirichlet, Quantity, Quality, Natural, HybridSkew, Groups)
 }
 """The schemes by name."""
 
@@ -45,7 +45,7 @@ class SchemeInfo:
 
 
 def describe() -> list[SchemeInfo]:
-    """Say of each scheme what it does and takes.
+    """Describe each scheme and its parameters.
 
     Returns
     -------

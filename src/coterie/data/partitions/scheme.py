@@ -1,4 +1,4 @@
-"""What a partition scheme is: a pure function from a deck of samples, its fields and a seed to one part a client."""
+"""What a partition scheme is: a pure function from a pool of samples, its fields and a seed to one part a client."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Deck:
-    """What is dealt: all samples of a data set, seen by their labels and owners alone.
+class SamplePool:
+    """The samples that a scheme distributes: all of a data set, seen by their labels and owners alone.
 
     Parameters
     ----------
@@ -28,9 +28,9 @@ class Deck:
     class_names
         The classes' names; empty when the task is regression.
     train_count
-        The first so many samples are the official training set.
+        The number of samples, from the first on, that are the official training set.
     test_fraction
-        Which part of the samples is for testing.
+        The fraction of the samples that is for testing.
     owner
         The natural client of each sample, where there is one.
     owner_groups
@@ -61,15 +61,15 @@ class Deck:
 
 
 @dataclass(frozen=True)
-class Deal:
-    """What a scheme gives.
+class Assignment:
+    """Which samples each client gets.
 
     Parameters
     ----------
     parts
         The samples of each client: all of them, or those for training if ``test`` is given.
     test
-        The test samples of each client, where the scheme deals them apart.
+        The test samples of each client, where the scheme assigns them apart.
     noise
         The standard deviation of the noise on each client's inputs, if any.
     redraw_noise
@@ -79,7 +79,7 @@ class Deal:
     overlap
         Whether clients may share training samples.
     scheme
-        The text of the scheme as it was applied, if it says more than the one that was asked for.
+        The text of the scheme as it was applied, if that says more than the one that was asked for.
     """
 
     parts: Sequence[Indices]
@@ -92,18 +92,18 @@ class Deal:
 
 
 class Scheme(Spec, ABC):
-    """A way of dealing samples out to clients; its fields are its parameters."""
+    """A way to distribute samples among clients; its fields are its parameters."""
 
     kind: ClassVar[str] = "partition"
     by_label: ClassVar[bool]  # whether it needs class labels
 
     @abstractmethod
-    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal the samples out: a function of the arguments and the scheme's fields alone.
+    def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
+        """Distribute the samples; a function of the arguments and the scheme's fields alone.
 
         Parameters
         ----------
-        deck
+        pool
             The samples.
         clients
             How many clients there are.
@@ -112,24 +112,24 @@ class Scheme(Spec, ABC):
 
         Returns
         -------
-        Deal
-            One part a client.
+        Assignment
+            One part for each client.
         """
 
     def cannot(self, reason: str, fix: str) -> str:
-        """Say why a deal cannot be made.
+        """Write the sentence that refuses an assignment.
 
         Parameters
         ----------
         reason
-            Why not.
+            Why it is not possible.
         fix
             What to do about it.
 
         Returns
         -------
         str
-            One sentence, which begins with the scheme.
+            A sentence that begins with the scheme.
         """
         return f"partition {self.text()!r}: {reason}; {fix}"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms import registry
-from coterie.compute import batched
+from coterie.compute import _prediction, batched
 from coterie.compute.engine import Engine
 from coterie.compute.samples import Samples, Split
 from coterie.data.partitions import Ragged
@@ -76,8 +76,8 @@ def test_other_clients_at_the_same_place_in_memory_are_other_clients() -> None:
 def test_no_more_is_kept_than_a_few() -> None:
     fast, predict = engine_of("batched"), registry.make("fedavg").predict
     assert isinstance(fast, batched.BatchedEngine)
-    for _ in range(3 * batched._TABLES):
+    for _ in range(3 * _prediction.CACHED_CLIENTS):
         clients = torch.arange(5, device=DEVICE)
         fast.predict_all(predict, {"w": rows_of(fast, 5)}, clients, SPLITS)
         fast.predict_all(predict, {"w": rows_of(fast, 1)[0]}, clients, SPLITS, shared=True)
-    assert len(fast._tables) == len(fast._flats) == batched._TABLES
+    assert len(fast._prediction.blocks) == len(fast._prediction.flat) == _prediction.CACHED_CLIENTS

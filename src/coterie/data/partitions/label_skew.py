@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from coterie.data.partitions.scheme import Deal, Deck, Indices, Scheme, cut, shuffled_classes
+from coterie.data.partitions.scheme import Assignment, Indices, SamplePool, Scheme, cut, shuffled_classes
 from coterie.errors import PartitionError
 from coterie.randomness import stream
 
@@ -24,29 +24,14 @@ class Shards(Scheme):
 
     per_client: int = Field(2, ge=1, description="shards of each client")
 
-    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal shards.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            Parts that together hold all samples.
-        """
+    def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
+        """Deal shards."""
         draw = stream(seed, "partition: shards")
         pieces = np.array_split(
-            np.concatenate(shuffled_classes(deck.labels, deck.classes, draw)), clients * self.per_client
+            np.concatenate(shuffled_classes(pool.labels, pool.classes, draw)), clients * self.per_client
         )
         order = draw.permutation(len(pieces)).reshape(clients, self.per_client)
-        return Deal([np.concatenate([pieces[piece] for piece in mine]) for mine in order])
+        return Assignment([np.concatenate([pieces[piece] for piece in mine]) for mine in order])
 
 
 class Pathological(Scheme):
@@ -62,57 +47,37 @@ class Pathological(Scheme):
     order: Literal["client", "random"] = Field("client", description="give a class to clients in order, or at random")
     least: int = Field(1, ge=1, description="smallest piece of a class when they are not balanced")
 
-    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal classes to clients, then each class's samples to its holders.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            Parts that together hold all samples.
-
-        Raises
-        ------
-        PartitionError
-            If the clients cannot hold all classes, or a class has too few samples for its holders.
-        """
-        if self.classes > deck.classes:
+    def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
+        """Deal classes to clients, then each class's samples to its holders."""
+        if self.classes > pool.classes:
             raise PartitionError(
                 self.cannot(
-                    f"a client cannot hold {self.classes} classes of {deck.classes}", f"ask for at most {deck.classes}"
+                    f"a client cannot hold {self.classes} classes of {pool.classes}", f"ask for at most {pool.classes}"
                 )
             )
         slots = clients * self.classes
-        if slots < deck.classes:
+        if slots < pool.classes:
             raise PartitionError(
                 self.cannot(
-                    f"{clients} clients with {self.classes} classes each cannot hold all {deck.classes} classes",
-                    f"use at least {-(-deck.classes // self.classes)} clients or more classes a client",
+                    f"{clients} clients with {self.classes} classes each cannot hold all {pool.classes} classes",
+                    f"use at least {-(-pool.classes // self.classes)} clients or more classes a client",
                 )
             )
         draw = stream(seed, "partition: pathological")
-        holders = self._holders(deck.classes, clients, draw)
+        holders = self._holders(pool.classes, clients, draw)
         pieces: list[list[Indices]] = [[] for _ in range(clients)]
-        for label, samples in enumerate(shuffled_classes(deck.labels, deck.classes, draw)):
+        for label, samples in enumerate(shuffled_classes(pool.labels, pool.classes, draw)):
             count = len(holders[label])
             if len(samples) < count * self.least:
                 raise PartitionError(
                     self.cannot(
-                        f"class {deck.class_names[label]!r} has {len(samples)} samples for {count} clients",
+                        f"class {pool.class_names[label]!r} has {len(samples)} samples for {count} clients",
                         "use fewer clients",
                     )
                 )
             for client, piece in zip(holders[label], self._pieces(samples, count, draw), strict=True):
                 pieces[client].append(piece)
-        return Deal([np.concatenate(mine) for mine in pieces])
+        return Assignment([np.concatenate(mine) for mine in pieces])
 
     def _holders(self, classes: int, clients: int, draw: np.random.Generator) -> list[Indices]:
         slots = np.arange(clients * self.classes)
@@ -151,46 +116,14 @@ class QLabel(Scheme):
 
     q: int = Field(2, ge=1, description="pieces of each client; two of them may be of one class")
 
-    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal pieces of classes; pieces that are left over are dropped.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            One part a client.
-        """
+    def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
+        """Deal pieces of classes; pieces that are left over are dropped."""
         draw = stream(seed, "partition: q_label")
-        return Deal(q_label(shuffled_classes(deck.labels, deck.classes, draw), clients, self.q, draw))
+        return Assignment(q_label(shuffled_classes(pool.labels, pool.classes, draw), clients, self.q, draw))
 
 
 def q_label(members: list[Indices], clients: int, q: int, draw: np.random.Generator) -> list[Indices]:
-    """Deal ``q`` pieces of classes to every client.
-
-    Parameters
-    ----------
-    members
-        The samples of each class, in a random order.
-    clients
-        How many clients there are.
-    q
-        Pieces a client.
-    draw
-        Where the order of the pieces comes from.
-
-    Returns
-    -------
-    list[Indices]
-        One part a client.
-    """
+    """Deal ``q`` pieces of classes to every client."""
     count = -(-q * clients // len(members))
     pieces = [piece for samples in members for piece in np.array_split(samples, count)]
     order = draw.permutation(len(pieces))[: q * clients].reshape(clients, q)

@@ -1,4 +1,4 @@
-"""What a tracker that keeps runs elsewhere must remember to go on with one: which it was, and how far it was told."""
+"""What a tracker with runs on a server must remember to continue one: its id there, and the last round it received."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FILE = "tracking.json"
 """The file in the run's folder, with an entry for each such tracker."""
 
 
-class Bookmark:
-    """One tracker's entry.
+class ReportedRounds:
+    """The id of a run at a tracker's server, and the last round that was reported to it.
 
-    What was told cannot be taken back, and a resumed run repeats its rounds bit for bit: rounds that were told before
-    are passed over.
+    What was reported cannot be taken back, and a resumed run repeats its rounds bit for bit, so rounds that were
+    reported before are skipped.
 
     Parameters
     ----------
@@ -33,39 +33,16 @@ class Bookmark:
         self._round = int(entry.get("round", 0))
 
     def begin(self, run: str) -> None:
-        """Remember a run.
-
-        Parameters
-        ----------
-        run
-            What the tracker calls it.
-        """
+        """Store the id of a run that begins."""
         self.run = run
         self._write()
 
     def is_new(self, round_number: int) -> bool:
-        """Say whether a round has not been told yet.
-
-        Parameters
-        ----------
-        round_number
-            The round.
-
-        Returns
-        -------
-        bool
-            Whether it is later than all that were.
-        """
+        """Return whether a round has not been reported yet."""
         return round_number > self._round
 
-    def told(self, round_number: int) -> None:
-        """Remember that a round has been told.
-
-        Parameters
-        ----------
-        round_number
-            The round.
-        """
+    def store(self, round_number: int) -> None:
+        """Store that a round has been reported."""
         self._round = round_number
         self._write()
 

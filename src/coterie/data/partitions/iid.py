@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from coterie.data.partitions.scheme import Deal, Deck, Scheme
+from coterie.data.partitions.scheme import Assignment, SamplePool, Scheme
 from coterie.randomness import stream
 
 
@@ -20,25 +20,10 @@ class Iid(Scheme):
         "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
     )
 
-    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal equal random parts.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            Parts whose sizes differ by at most 1.
-        """
-        order = stream(seed, "partition: iid").permutation(len(deck))
-        return Deal(np.array_split(order, clients))
+    def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
+        """Deal equal random parts."""
+        order = stream(seed, "partition: iid").permutation(len(pool))
+        return Assignment(np.array_split(order, clients))
 
 
 class Quality(Scheme):
@@ -56,24 +41,9 @@ class Quality(Scheme):
     redraw: bool = Field(False, description="draw the noise anew at every access, instead of once for each sample")
     contiguous: bool = Field(False, description="cut the samples in stored order, without shuffling them first")
 
-    def deal(self, deck: Deck, clients: int, seed: int) -> Deal:
-        """Deal equal parts and the noise levels.
-
-        Parameters
-        ----------
-        deck
-            The samples.
-        clients
-            How many clients there are.
-        seed
-            The experiment's seed.
-
-        Returns
-        -------
-        Deal
-            With ``noise`` filled in.
-        """
-        order = np.arange(len(deck)) if self.contiguous else stream(seed, "partition: quality").permutation(len(deck))
+    def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
+        """Deal equal parts and the noise levels."""
+        order = np.arange(len(pool)) if self.contiguous else stream(seed, "partition: quality").permutation(len(pool))
         level = self.sigma * np.arange(clients) / clients
         noise = (np.sqrt(level) if self.variance else level).astype(np.float32)
-        return Deal(np.array_split(order, clients), noise=noise, redraw_noise=self.redraw)
+        return Assignment(np.array_split(order, clients), noise=noise, redraw_noise=self.redraw)

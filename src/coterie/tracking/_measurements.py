@@ -1,4 +1,4 @@
-"""From what a run has recorded of a round to what trackers are told of it."""
+"""The measurements of a round, as trackers receive them, from what the run has recorded."""
 
 from __future__ import annotations
 
@@ -20,27 +20,9 @@ _Recorded = tuple[Sequence[Block], Mapping[str, float], Vector | None]
 def measured(
     folder: RunFolder, round_number: int, honest: Collection[int], primary: str, stored: bool = False
 ) -> Measured:
-    """Read what there is to tell of the round that was recorded last.
+    """Return the measurements of the round that was recorded last, or with ``stored`` of one that is on the disk.
 
-    As in a summary, clients that attack are counted nowhere.
-
-    Parameters
-    ----------
-    folder
-        The run's folder.
-    round_number
-        The round.
-    honest
-        The clients that count.
-    primary
-        The primary metric, which says what is worst in an accuracy matrix.
-    stored
-        Whether some of it was recorded by a process that was stopped, and lies on the disk alone.
-
-    Returns
-    -------
-    Measured
-        What there is.
+    As in a summary, clients that attack are not counted.
     """
     blocks, seconds, matrix = (_stored if stored else _latest)(folder, round_number)
     scalars: dict[str, float] = {}
@@ -84,18 +66,7 @@ def _stored(folder: RunFolder, round_number: int) -> _Recorded:
 
 
 def tag(*parts: str) -> str:
-    """Join the parts of a name by slashes, in letters that every tracker takes.
-
-    Parameters
-    ----------
-    *parts
-        The parts.
-
-    Returns
-    -------
-    str
-        The name; whatever is neither letter, digit, ``_``, ``-`` nor ``.`` has become ``_``.
-    """
+    """Join the parts of a name by slashes, in letters that every tracker takes."""
     return "/".join(re.sub(r"[^A-Za-z0-9_.-]+", "_", part) for part in parts)
 
 

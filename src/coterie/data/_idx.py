@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.data.archives import Reader
+from coterie.data.archives import ArchiveReader
 from coterie.errors import DataError
 
 SIDE = 28
@@ -18,28 +18,8 @@ FLAME = (0.1307, 0.3081)  # mean and deviation
 UNIT = (0.0, 1.0)
 
 
-def open_idx(reader: Reader, count: int, *shape: int) -> Reader:
-    """Read the header and refuse what is not the file expected.
-
-    Parameters
-    ----------
-    reader
-        The file, at its beginning.
-    count
-        Samples it should hold.
-    *shape
-        Shape of a sample.
-
-    Returns
-    -------
-    Reader
-        The same, after the header.
-
-    Raises
-    ------
-    DataError
-        If the header says anything else.
-    """
+def open_idx(reader: ArchiveReader, count: int, *shape: int) -> ArchiveReader:
+    """Read the header and refuse what is not the file expected."""
     wanted = (count, *shape)
     magic = reader.read(4).tolist()
     if magic != [0, 0, 8, len(wanted)]:
@@ -56,24 +36,7 @@ def open_idx(reader: Reader, count: int, *shape: int) -> Reader:
 def read_idx(
     parts: Sequence[tuple[Path, Path, int]], checksums: Mapping[str, str], *, transpose: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Read pairs of image and label files, one after the other, into one pair of tensors.
-
-    Parameters
-    ----------
-    parts
-        Image file, label file and number of samples of each part.
-    checksums
-        The md5 of each uncompressed file, by its name without ``.gz``, where known.
-    transpose
-        Whether the images are stored column by column.
-
-    Returns
-    -------
-    x
-        uint8 images ``[N, 1, 28, 28]``.
-    y
-        int64 labels ``[N]``.
-    """
+    """Read pairs of image and label files, one after the other, into one pair of tensors."""
     total = sum(count for _, _, count in parts)
     x = np.empty((total, 1, SIDE, SIDE), dtype=np.uint8)
     y = np.empty(total, dtype=np.int64)
@@ -81,7 +44,7 @@ def read_idx(
     for image_file, label_file, count in parts:
         with ExitStack() as stack:
             images, labels = (
-                stack.enter_context(Reader(path, checksums.get(path.name.removesuffix(".gz"))))
+                stack.enter_context(ArchiveReader(path, checksums.get(path.name.removesuffix(".gz"))))
                 for path in (image_file, label_file)
             )
             into = x[first : first + count, 0]

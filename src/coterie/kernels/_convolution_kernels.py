@@ -1,11 +1,15 @@
-"""The two products of a convolution, over windows of images that are gathered as they are needed."""
+"""The two matrix products of a convolution, over windows of images that are gathered while they are multiplied.
+
+Names of strides: ``image_each`` leads to the next image, ``image_line`` to the next line of it, ``image_place`` to the
+next place on a line, ``image_channel`` to the next channel. ``M``, ``N`` and ``K`` are the sides of the tiles.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from coterie.kernels.products import product
+from coterie.kernels._tile_product import tile_product
 
 
 @triton.jit
@@ -51,7 +55,7 @@ def windows_kernel(
     K: tl.constexpr,
 ):
     """Images with their filters: out[m, f] = sum over places and channels of window[m, k] filters[k, f]."""
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)  # offsets of many rows exceed 32 bits
     columns = tl.cdiv(FEATURES, N)
     m = (tl.program_id(0) // columns) * M + tl.arange(0, M)
     n = (tl.program_id(0) % columns) * N + tl.arange(0, N)
@@ -78,7 +82,7 @@ def windows_kernel(
             window = tl.where(tl.load(mask + of, mask=there, other=0.0) > 0, window, 0.0)
         some = (k < terms)[:, None] & (n < FEATURES)[None, :]
         weights = tl.load(filters + k[:, None] * FEATURES + n[None, :], mask=some, other=0.0)
-        sums = product(window, weights, sums, PRECISION)
+        sums = tile_product(window, weights, sums, PRECISION)
     if BIAS:
         sums += tl.load(bias + row * bias_each + n, mask=n < FEATURES, other=0.0)[None, :]
     if RELU:
@@ -162,9 +166,9 @@ def filters_kernel(
         if MASKED:
             of = (each * mask_each + top * mask_line + side * mask_place)[:, None]
             step = tl.where(tl.load(mask + of + (n * mask_feature)[None, :], mask=some, other=0.0) > 0, step, 0.0)
-        if BIAS and first_terms:
+        if BIAS and first_terms:  # the bias is the same for all terms: the programs of the first ones sum it
             shifts += tl.sum(step, 0)
-        sums = product(window, step, sums, PRECISION)
+        sums = tile_product(window, step, sums, PRECISION)
     # As the layer keeps its filters: [features, channels, kernel height, kernel width].
     row = part * rows + row
     to = row * FEATURES * terms + (n * terms)[None, :] + (channel * (KERNEL_H * KERNEL_W) + place)[:, None]

@@ -1,4 +1,7 @@
-"""Dropout by the streams of :mod:`coterie.randomness`: the same integers, drawn and applied in one pass each way."""
+"""Dropout with masks from the streams of :mod:`coterie.randomness`, drawn and applied in one pass.
+
+The mask is never stored: the backward pass draws it again from the same keys.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_BLOCK = 1024
+_BLOCK = 1024  # elements of a program
 
 
 @triton.jit
@@ -36,6 +39,7 @@ def _drop(
     value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * MIX_1
     value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * MIX_2
     value = value ^ ((value >> 31) & 0x1FFFFFFFF)
+    # One hash gives four elements 16 bits each, a quarter of the integer work; the chance is exact to 2^-16.
     lane = (value >> ((at % 4) * 16).to(tl.int64)).to(tl.int16)
     kept = lane.to(tl.int32) >= threshold
     given = tl.load(x + row * count + at, mask=inside, other=0.0)
@@ -44,8 +48,8 @@ def _drop(
     tl.store(out + row * count + at, given * factor, mask=inside)
 
 
-class Draw(NamedTuple):
-    """Which elements are dropped.
+class DropoutRule(NamedTuple):
+    """Which elements are dropped, and how the others are scaled.
 
     Parameters
     ----------
@@ -62,7 +66,7 @@ class Draw(NamedTuple):
     constants: tuple[int, int, int]
 
 
-def _apply(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
+def _apply(x: Tensor, key: Tensor, idle: Tensor, draw: DropoutRule) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     count = x.numel() // len(key)
@@ -74,17 +78,17 @@ def _apply(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
     return out
 
 
-class Drop(torch.autograd.Function):
-    """Zero some elements of each row and scale the others; a row whose ``idle`` is 0 is left as it is."""
+class Dropout(torch.autograd.Function):
+    """Zeroes some elements of each row and scales the others; a row whose ``idle`` is 0 is left as it is."""
 
     @staticmethod
-    def forward(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
+    def forward(x: Tensor, key: Tensor, idle: Tensor, draw: DropoutRule) -> Tensor:
         """Apply it to rows ``[rows, ...]``, with a key for each."""
         return _apply(x, key, idle, draw)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the way back needs."""
+        """Save what the backward pass needs."""
         _, key, idle, ctx.draw = inputs
         ctx.save_for_backward(key, idle)
 
@@ -96,25 +100,8 @@ class Drop(torch.autograd.Function):
         return _apply(gradient, key, idle, ctx.draw), None, None, None
 
 
-def drop(x: Tensor, key: Tensor, idle: Tensor, draw: Draw) -> Tensor:
-    """Zero some elements of each row and scale the others; can be differentiated once.
-
-    Parameters
-    ----------
-    x
-        Rows, one after another.
-    key
-        A key for each row.
-    idle
-        A row where this is 0 is left as it is.
-    draw
-        Which elements are dropped.
-
-    Returns
-    -------
-    Tensor
-        Of the shape of ``x``.
-    """
-    function: Any = Drop.apply
+def drop(x: Tensor, key: Tensor, idle: Tensor, draw: DropoutRule) -> Tensor:
+    """Zero some elements of each row and scale the others; can be differentiated once."""
+    function: Any = Dropout.apply
     out: Tensor = function(x, key, idle, draw)
     return out

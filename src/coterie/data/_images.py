@@ -15,43 +15,12 @@ ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".
 
 
 def image_files(folder: Path) -> list[Path]:
-    """List the images of a folder in the order of their names.
-
-    Parameters
-    ----------
-    folder
-        Where to look; not below it.
-
-    Returns
-    -------
-    list[Path]
-        Image files.
-    """
+    """List the images of a folder in the order of their names."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS and path.is_file())
 
 
 def read_images(paths: Sequence[Path], size: tuple[int, int] | None, channels: int) -> Bytes:
-    """Read images into one array.
-
-    Parameters
-    ----------
-    paths
-        The files.
-    size
-        Height and width to bring them to; ``None`` if all must be as large as the first.
-    channels
-        1 for grey, 3 for colour.
-
-    Returns
-    -------
-    Bytes
-        ``[images, channels, height, width]``.
-
-    Raises
-    ------
-    DataError
-        If a file is not an image, is damaged, or has another size.
-    """
+    """Read images into one array."""
     mode = "L" if channels == 1 else "RGB"
     target = None if size is None else (size[1], size[0])
     out: Bytes | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import Batch, Here, Minibatches, Net, Start, Task
+from coterie.algorithms.base import Batch, ClientContext, Minibatches, Net, Start, Task
 from coterie.algorithms.local_training import Optimiser
 from coterie.errors import ModelError
 from coterie.rows import Rows
@@ -62,7 +62,7 @@ def join_parts(net: Net, body: Tensor, head: Tensor) -> Tensor:
 
 
 def probe(start: Start) -> Tensor:
-    """Give one row of one sample that has the right shape and no meaning.
+    """Return one row of one sample that has the right shape and no meaning.
 
     Parameters
     ----------
@@ -135,12 +135,12 @@ class PartsTraining(Task):
     optimiser: Optimiser
     data: Minibatches
 
-    def parts(self, here: Here, **rows: Tensor) -> Rows:
-        """Give working rows of parts with their optimiser states.
+    def parts(self, context: ClientContext, **rows: Tensor) -> Rows:
+        """Return working rows of parts with their optimiser states.
 
         Parameters
         ----------
-        here
+        context
             The clients.
         **rows
             The parts.
@@ -152,12 +152,12 @@ class PartsTraining(Task):
         """
         work: Rows = dict(rows)
         for name, value in rows.items():
-            work |= self.optimiser.init(here, value, f"{name}_")
+            work |= self.optimiser.init(context, value, f"{name}_")
         return work
 
     @abc.abstractmethod
     def losses(self, work: Rows, batch: Batch) -> Tensor:
-        """Give each row's loss.
+        """Return each row's loss.
 
         Parameters
         ----------
@@ -173,7 +173,7 @@ class PartsTraining(Task):
         """
 
     def step_on(self, *names: str) -> Callable[[Rows, Batch], Rows]:
-        """Give the step that trains some parts at once and leaves the others.
+        """Return the step that trains some parts at once and leaves the others.
 
         Parameters
         ----------

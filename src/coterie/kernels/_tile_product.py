@@ -1,4 +1,4 @@
-"""The product of two tiles, rounded as asked."""
+"""The product of two tiles, which all kernels share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def product(left, right, sums, PRECISION: tl.constexpr):
+def tile_product(left, right, sums, PRECISION: tl.constexpr):
     """Add ``left @ right`` to ``sums``, which are float32 whatever the factors are rounded to."""
     if PRECISION == "bf16":
         sums = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), sums)

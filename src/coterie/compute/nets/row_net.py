@@ -1,0 +1,145 @@
+"""Models applied to rows: one module for many parameter rows.
+
+There are three ways to compute the same outputs:
+
+- :class:`ModuleNet` calls the plain module for one row after another. It is the oracle of the tests and the net of the
+  ``loop`` engine.
+- :class:`VmapNet` vectorises the module with ``torch.func.vmap``. It takes any module.
+- :class:`~coterie.compute.nets.stacked.StackedNet` walks the module's graph with the weights of every layer stacked
+  over rows. It is the fastest.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from coterie.errors import ModelError
+from coterie.models.problem import StreamDropout
+from coterie.rows import Columns, Layout, Rows, matrix_units
+
+
+def layout_of(module: nn.Module) -> Layout:
+    """Lay out a module's parameters in a row, with a part for each of its children."""
+    # A part of a model may hold nothing to train: the body of a linear model only flattens.
+    if not any(value.requires_grad for value in module.parameters()):
+        return Layout((), (), (0,))
+    return Layout.of(module, {name: (name,) for name, _ in module.named_children()})
+
+
+class RowNet(abc.ABC):
+    """A model applied to rows; the interface is :class:`coterie.algorithms.base.Net`.
+
+    Parameters
+    ----------
+    module
+        The model.
+    layout
+        Where its parameters lie in a row; taken from the module if not given.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout | None = None) -> None:
+        self.module = module
+        self.layout = layout or layout_of(module)
+        self._dropouts = [name for name, child in module.named_modules() if isinstance(child, StreamDropout)]
+        self._subs: dict[tuple[str, ...], RowNet] = {}
+        self._columns: dict[tuple[str, ...], Columns] = {}
+
+    @abc.abstractmethod
+    def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """Apply the model to samples ``[rows, samples, ...]``."""
+
+    def of_part(self, part: nn.Module) -> RowNet:
+        """Make a net of the same kind for a part of the model."""
+        return type(self)(part)
+
+    @property
+    def uses_dropout(self) -> bool:
+        """Whether the model draws random numbers while it trains."""
+        return bool(self._dropouts)
+
+    def sub(self, *path: str | slice) -> RowNet:
+        """Return the net of a part of the model; made once."""
+        place = tuple(map(str, path))
+        if place not in self._subs:
+            part: Any = self.module
+            for step in path:
+                if isinstance(step, str):
+                    if step not in dict(part.named_children()):
+                        have = ", ".join(name for name, _ in part.named_children()) or "none"
+                        raise ModelError(f"the model has no part {step!r} (it has: {have}); this method needs one")
+                    part = getattr(part, step)
+                elif isinstance(part, nn.Sequential):
+                    part = part[step]
+                else:
+                    raise ModelError(f"{type(part).__name__} cannot be cut into layers: use an nn.Sequential")
+            self._subs[place] = self.of_part(part)
+        return self._subs[place]
+
+    def columns(self, *path: str | slice) -> Columns:
+        """Return the columns of the rows that hold a part's parameters."""
+        place = tuple(map(str, path))
+        if place not in self._columns:
+            of_part = set(self.sub(*path).module.parameters())  # a tensor's hash is its identity
+            parameters = dict(self.module.named_parameters())
+            names = [name for name in self.layout.names if parameters[name] in of_part]
+            self._columns[place] = self.layout.columns_of(names)
+        return self._columns[place]
+
+    @property
+    def split(self) -> int:
+        """The number of layers of the body that a client holds in a split model."""
+        declared = getattr(self.module, "split", None)
+        if not isinstance(declared, int):
+            raise ModelError(
+                f"{type(self.module).__name__} does not say where it is split between client and server; this method "
+                "needs an attribute `split`, a number of layers of its body"
+            )
+        return declared
+
+    def arguments(self, params: Tensor, key: Tensor | None) -> Rows:
+        """Return views of the rows under the names of the module's parameters, with the keys of its dropout layers."""
+        named = self.layout.views(params)
+        if key is not None:
+            named |= {f"{name}.key" if name else "key": key for name in self._dropouts}
+        return named
+
+
+class ModuleNet(RowNet):
+    """Calls the plain module for one row after another."""
+
+    def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """Apply the model to samples ``[rows, samples, ...]``."""
+        named = self.arguments(params, key)
+        rows = [
+            torch.func.functional_call(self.module, {name: value[row] for name, value in named.items()}, (x[row],))
+            for row in range(len(x))
+        ]
+        return torch.stack(rows)
+
+
+class VmapNet(RowNet):
+    """Vectorises the module over rows with ``torch.func.vmap``."""
+
+    def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """Apply the model to samples ``[rows, samples, ...]``."""
+        named = self.arguments(params, key)
+        out: Tensor = torch.func.vmap(lambda p, s: torch.func.functional_call(self.module, p, (s,)))(named, x)
+        return out
+
+
+def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float) -> bool:
+    """Return whether two nets give the same outputs on some samples, up to a relative difference."""
+    row = reference.layout.row_of(dict(reference.module.named_parameters()))
+    # Every row gets other parameters, so that a net that mixes rows is found out too.
+    spread = torch.arange(1, len(x) + 1, dtype=row.dtype, device=row.device).unsqueeze(1)
+    params = row * (1 + 0.1 * spread) + 0.01 * torch.sin(spread * torch.arange(len(row), device=row.device))
+    with torch.no_grad(), matrix_units.tf32(False):  # TF32's three digits would hide a wrong net, or refuse a right one
+        try:
+            got, wanted = net.outputs(params, x), reference.outputs(params, x)
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            return False
+    return bool(got.shape == wanted.shape and (got - wanted).norm() <= tolerance * (1 + wanted.norm()))

@@ -1,0 +1,62 @@
+"""The user's own arrays: an ``.npz`` file."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie.data._user_data import TaskKind, UserSource, channel_norm, encode_labels, encode_owner
+from coterie.data.dataset import Dataset
+from coterie.errors import DataError
+
+
+class NpzSource(UserSource):
+    """Your own arrays: an .npz file with x, y and, where there are natural clients, client."""
+
+    name: ClassVar[str] = "npz"
+    shape: ClassVar[str] = "as x"
+    positional: ClassVar[str | None] = "path"
+
+    path: Path = Field(description="the file; images as [N, H, W] or [N, channels, H, W]")
+    task: TaskKind = Field("multiclass", description="what is to be predicted")
+    norm: Literal["unit", "own"] = Field("unit", description="unit: pixels in [0, 1]; own: mean 0, deviation 1")
+
+    def load(self, folder: Path, seed: int) -> Dataset:
+        """Read the arrays."""
+        path = self.path.expanduser()
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                arrays = {key: archive[key] for key in ("x", "y", "client") if key in archive}
+        except FileNotFoundError:
+            raise DataError(f"there is no file {path}") from None
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+            raise DataError(f"the file {path} cannot be read as an .npz of plain arrays: {error}") from None
+        for key in ("x", "y"):
+            if key not in arrays:
+                raise DataError(f"the file {path} has no array {key!r}")
+        counts = {key: len(np.atleast_1d(array)) for key, array in arrays.items()}
+        if len(set(counts.values())) > 1 or arrays["y"].ndim != 1:
+            raise DataError(f"the arrays of {path} must have one entry a sample, y in one dimension, not {counts}")
+        x = self._inputs(arrays.pop("x"), path)
+        y, classes = encode_labels(arrays["y"], self.task, str(path))
+        owner = encode_owner(arrays["client"]) if "client" in arrays else None
+        mean, std = channel_norm(x) if self.norm == "own" else ((0.0,), (1.0,))
+        return Dataset(self.text(), x, y, len(x), self.task, classes, mean, std, owner=owner)
+
+    def _inputs(self, x: npt.NDArray[Any], path: Path) -> Tensor:
+        if x.dtype != np.uint8:
+            if not np.issubdtype(x.dtype, np.number) or np.issubdtype(x.dtype, np.complexfloating):
+                raise DataError(f"the array 'x' of {path} holds {x.dtype}, not numbers")
+            x = x.astype(np.float32)
+            if not np.isfinite(x).all():
+                raise DataError(f"a number in the array 'x' of {path} is missing or infinite")
+        if x.ndim < 2:
+            raise DataError(f"the array 'x' of {path} has shape {x.shape}, but needs a row a sample")
+        return torch.from_numpy(x[:, None] if x.ndim == 3 else x)
