@@ -18,7 +18,8 @@ README, PRINCIPLES, GUIDE = "README.md", "docs/principles.md", "docs/add_an_algo
 REPRODUCTION, FEDERATION = "docs/reproduction.md", "docs/federation.md"
 CHOICE = "docs/choose_a_method.md"
 PAGES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
-DOCUMENTS = (README, *PAGES, "CHANGELOG.md")
+GUIDES = (README, "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", *PAGES)  # what says how things are now
+DOCUMENTS = (*GUIDES, "CHANGELOG.md")
 TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
 
 

@@ -118,6 +118,7 @@ def test_the_source_archive_holds_what_it_should(built: Built) -> None:
     named = [name.lstrip("/") for name in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]]
     tops = {name.split("/")[0] for name in built.in_sdist}
     assert tops == {*named, "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert {"README.md", "CONTRIBUTING.md", "CITATION.cff", "SECURITY.md", "CODE_OF_CONDUCT.md", "LICENSE"} <= tops
     for folder in ("src", "tests", "docs"):
         theirs = {name for name in built.in_sdist if name.startswith(f"{folder}/")}
         assert theirs == {str(path.relative_to(ROOT)) for path in files(ROOT / folder)}
