@@ -56,8 +56,11 @@ def methods() -> str:
     headers = ("parameter", "default", "allowed", "what it is")
     parts = [
         table(
-            ("name", "method", "models", "what it does"),
-            ((f"[`{each.name}`](#{each.name})", each.title, _models(each), each.summary()) for each in chosen),
+            ("name", "method", "models", "what it does", "source"),
+            (
+                (f"[`{each.name}`](#{each.name})", each.title, _models(each), each.summary(), each.citation)
+                for each in chosen
+            ),
         ),
         "## Parameters of local training\n\nMost methods have these; a method's own table names them only where its "
         "default or its meaning is another. `lr`, `local_epochs` and `batch_size` have options of their own on the "

@@ -24,6 +24,7 @@ import typer
 import coterie
 from coterie import data, models
 from coterie.algorithms import registry
+from coterie.algorithms.base import Algorithm
 from coterie.cli.app import app
 from coterie.config import ExperimentConfig
 from coterie.data import partitions
@@ -262,11 +263,24 @@ def test_the_command_line_is_the_programs_own(site: Path, pages: dict[Path, Writ
                 assert max(parameter.opts, key=len) in whole[begin:end], (path, parameter.name)
 
 
+def outputs(method: type[Algorithm]) -> Iterator[str]:
+    gives = {
+        "personal": method.has_personal,
+        "global": method.has_global and not method.derived_global,
+        "global (derived)": method.has_global and method.derived_global,
+        "hybrid": method.has_hybrid,
+    }
+    yield ", ".join(model for model, given in gives.items() if given)
+
+
 def test_generated_pages_have_what_there_is(site: Path, pages: dict[Path, Written]) -> None:
     assert set(registry.names()) <= pages[site / "reference" / "methods.html"].anchors
     methods = bare(article(pages[site / "reference" / "methods.html"]))
     for name in registry.names():
-        for parameter, info in registry.get(name).model_fields.items():
+        method = registry.get(name)
+        row = (name, method.title, *outputs(method), method.summary(), method.citation)
+        assert all(bare(word) in methods for word in row) and bare("".join(row[:2])) in methods, name
+        for parameter, info in method.model_fields.items():
             assert parameter in methods and bare(info.description or "") in methods, (name, parameter)
     configuration = bare(article(pages[site / "reference" / "configuration.html"]))
     for name, info in ExperimentConfig.model_fields.items():
