@@ -29,6 +29,7 @@ from coterie.cli.app import app
 from coterie.config import ExperimentConfig
 from coterie.data import partitions
 from coterie.evaluation import METRICS
+from coterie.federation.schema_table import lines
 from coterie.simulation import attacks
 
 pytest.importorskip("mkdocs")
@@ -173,7 +174,8 @@ def test_lists_and_tables_are_lists_and_tables(source: Path, site: Path, pages: 
     assert counts.get("li", 0) == len(items), "list items"
     assert counts.get("ol", 0) == len(re.findall(r"^ *1\. ", prose, re.M)), "a numbered list that breaks off"
     # Blocks of code with line numbers or titles are divisions, so every table is one of the page's own.
-    assert counts.get("table", 0) == len(re.findall(r"^\|[-| :]+\|$", prose, re.M)), "tables"
+    generated = len(re.findall(r"^<!-- generated: \w+ -->$", prose, re.M))
+    assert counts.get("table", 0) == len(re.findall(r"^\|[-| :]+\|$", prose, re.M)) + generated, "tables"
 
 
 def test_marks_for_the_tests_are_not_shown(pages: dict[Path, Written]) -> None:
@@ -285,6 +287,10 @@ def test_generated_pages_have_what_there_is(site: Path, pages: dict[Path, Writte
     configuration = bare(article(pages[site / "reference" / "configuration.html"]))
     for name, info in ExperimentConfig.model_fields.items():
         assert name in configuration and bare(info.description or "") in configuration, name
+    federation = bare(article(pages[site / "federation.html"]))
+    for name in registry.names():
+        for line in lines(name):
+            assert bare("".join((name, line.when, line.way, line.name, line.shape, line.to))) in federation, name
     catalogue = article(pages[site / "reference" / "catalogue.html"])
     named = [*data.names(), *partitions.SCHEMES, *models.names(), *METRICS, *(each.name for each in attacks.describe())]
     assert [name for name in named if name not in catalogue] == []
