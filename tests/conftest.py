@@ -22,9 +22,8 @@ QUICK = (
     *("oracles/test_fedacs.py", "oracles/test_fedamp.py", "oracles/test_flame.py", "oracles/test_fedpg.py"),
     *("algorithms/test_registry.py", "evaluation/test_selection.py", "rows/test_rows.py"),
     *("oracles/test_fedavg.py", "compute/test_layers.py", "compute/test_tasks.py"),
-    *("runs/storage/test_checkpoints.py", "runs/storage/test_metrics_log.py", "runs/storage/test_run_folder.py"),
-    *("runs/test_experiment.py", "runs/test_resume.py", "runs/test_summary.py", "cli/test_cli.py"),
-    *("federation/test_wire.py", "project/test_house.py"),
+    *("runs/storage/test_checkpoints.py", "runs/storage/test_run_folder.py", "runs/test_resume.py"),
+    *("runs/test_summary.py", "cli/test_cli.py", "federation/test_wire.py", "project/test_house.py"),
 )
 """What ``--quick`` runs: what a mistake in most places breaks first, and soon done. No processes, pictures or pages."""
 
