@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs clean federation
+.PHONY: help demo quick test check docs clean federation
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,8 +17,12 @@ help: ## show this
 demo: $(READY) ## compare four methods on embedded data, in under two minutes
 	@$(BIN)/python -m coterie.cli.demo
 
-test: $(READY) ## run the tests, but for those of `make federation`
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 -m "not processes"
+# tests/conftest.py says which they are.
+quick: $(READY) ## run the tests that find most mistakes soonest, in under a minute
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick --quiet --numprocesses $(WORKERS) --maxprocesses 8
+
+test: $(READY) ## run the tests, but for those of `make federation`; the slowest are named at the end
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 -m "not processes" --durations=25
 
 check: $(READY) ## lint, format, types, docstrings, dependency directions, house rules
 	$(BIN)/ruff check

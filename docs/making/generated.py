@@ -15,6 +15,7 @@ from coterie.cli.app import app
 from coterie.config import ExperimentConfig
 from coterie.data import partitions
 from coterie.evaluation import METRICS
+from coterie.federation.schema_table import lines
 from coterie.options import allowed, plain
 from coterie.simulation import attacks
 
@@ -56,8 +57,11 @@ def methods() -> str:
     headers = ("parameter", "default", "allowed", "what it is")
     parts = [
         table(
-            ("name", "method", "models", "what it does"),
-            ((f"[`{each.name}`](#{each.name})", each.title, _models(each), each.summary()) for each in chosen),
+            ("name", "method", "models", "what it does", "source"),
+            (
+                (f"[`{each.name}`](#{each.name})", each.title, _models(each), each.summary(), each.citation)
+                for each in chosen
+            ),
         ),
         "## Parameters of local training\n\nMost methods have these; a method's own table names them only where its "
         "default or its meaning is another. `lr`, `local_epochs` and `batch_size` have options of their own on the "
@@ -162,6 +166,19 @@ def configuration() -> str:
     return table(("field", "default", "allowed", "option", "what it is"), rows)
 
 
+# --------------------------------------------------------------------------------------------- what crosses the wire
+
+
+def wire() -> str:
+    """Make the table of every tensor that a method sends, by playing the methods."""
+    rows = (
+        (code(name), line.when, line.way, code(line.name), line.shape, line.to)
+        for name in registry.names()
+        for line in lines(name)
+    )
+    return table(("method", "when", "way", "tensor", "numbers", "who gets it"), rows)
+
+
 # ----------------------------------------------------------------------------------------------------- command line
 
 
@@ -218,4 +235,5 @@ PAGES: dict[str, Callable[[], str]] = {
     "catalogue": catalogue,
     "configuration": configuration,
     "command_line": command_line,
+    "wire": wire,
 }

@@ -13,7 +13,14 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 
-OUTSIDE = {"CHANGELOG.md": "changelog.md", "benchmarks/NOTES.md": "notes.md", "constraints.txt": "constraints.txt"}
+OUTSIDE = {
+    "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "code_of_conduct.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "benchmarks/NOTES.md": "notes.md",
+    "constraints.txt": "constraints.txt",
+}
 """Files that are not in docs/ and have their place on the site all the same."""
 
 _MARK = re.compile(r"^<!-- (?:file: (?P<file>[\w.]+)|run|row|test|not run: .+) -->\n```(?P<language>\w*)$", re.M)
@@ -31,6 +38,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Fill in what is generated, turn marks for the tests into titles, and point links at the site."""
     for source, place in OUTSIDE.items():
         markdown = markdown.replace(f"](../{source}", f"]({place}")
+        markdown = markdown.replace(f"]({source}", f"]({place}")
+    if page.file.src_uri in OUTSIDE.values():
+        markdown = markdown.replace("](docs/", "](")
     markdown = _MARK.sub(_fence, markdown)
     return _GENERATED.sub(lambda match: generated.PAGES[match[1]](), markdown)
 

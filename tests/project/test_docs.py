@@ -34,8 +34,9 @@ from tests.documents import (
     BLOCKS,
     CHOICE,
     DOCUMENTS,
+    EXPERIMENT,
     FEDERATION,
-    PAGES,
+    GUIDES,
     PRINCIPLES,
     README,
     REPRODUCTION,
@@ -163,9 +164,10 @@ def test_options_that_documents_name_exist() -> None:
     known = set(options(typer.main.get_command(app)))
     known |= {"--help", "--logdir", "--trusted-entities"}  # of TensorBoard and of Flower
     known |= {"--standalone", "--nproc-per-node"}  # of torchrun
+    known |= {"--pdb", "--quick"}  # of pytest, and tests/conftest.py
     programs = [path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py")]
     known |= {option for text in programs for option in re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", text)}
-    for document in (README, *PAGES):
+    for document in GUIDES:
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", TEXT[document]))
         assert named <= known, document
 
@@ -195,42 +197,42 @@ def test_no_link_is_dead(document: str) -> None:
         assert not anchor or made or anchor in anchors(target), f"{document}: {link}"
 
 
-@pytest.mark.parametrize("document", [README, *PAGES])
+@pytest.mark.parametrize("document", GUIDES)
 def test_paths_and_modules_that_are_named_exist(document: str) -> None:
     new = {"src/coterie/algorithms/elastic.py", "tests/oracles/test_elastic.py"}  # the reader is to make these
     for path in re.findall(r"`((?:src|tests|docs|benchmarks|results)/[\w./]*)`", TEXT[document]):
-        assert (ROOT / path).exists() or path in new, f"{document}: {path}"
+        assert (ROOT / path).exists() or path in new or "NAME" in path, f"{document}: {path}"
     for module in re.findall(r"`(coterie\.\w+)`", TEXT[document]):
         name = module.partition(".")[2]
         assert name in coterie.__all__ or importlib.util.find_spec(module), f"{document}: {module}"
 
 
-def methods() -> Iterator[str]:
-    for name in registry.names():
-        method = registry.get(name)
-        gives = {
-            "personal": method.has_personal,
-            "global": method.has_global and not method.derived_global,
-            "global (derived)": method.has_global and method.derived_global,
-            "hybrid": method.has_hybrid,
-        }
-        outputs = ", ".join(model for model, given in gives.items() if given)
-        yield f"| `{name}` | {method.title} | {outputs} | {method.summary()} | {method.citation} |"
-
-
-def test_the_table_of_methods_is_the_registry() -> None:
-    written = [line for line in section(README, "Methods").splitlines() if line.startswith("| `")]
-    expected = list(methods())
-    assert written == expected, "in README.md, Methods, write these rows:\n" + "\n".join(expected)
+def test_the_methods_that_the_readme_names_are_there() -> None:
+    text = section(README, "What is in it")
+    titles = {registry.get(name).title for name in registry.names()}
+    (listed,) = [line for line in text.splitlines() if line.startswith("| methods |")]
+    named = re.findall(r"`(\w+)`", listed)
+    assert len(named) >= 6 and set(named) <= set(registry.names())
+    spoken = re.sub(r"\([^)]*\)", "", listed.split("|")[2]).split(": ")
+    for title in re.split(r",? and |, ", spoken[0].partition(", and what")[0]) + spoken[1].split(", ")[:-1]:
+        assert title.strip() in titles, title
+    assert {registry.get(name).title for name in named} <= {title for title in titles if title in listed}
 
 
 @pytest.mark.parametrize(
     ("title", "names"),
-    [("Data", data.names()), ("Partitions", list(partitions.SCHEMES)), ("Models", list(models.names()))],
+    [("Data", data.names()), ("Partitions", list(partitions.SCHEMES))],
 )
-def test_the_readme_names_what_there_is(title: str, names: list[str]) -> None:
-    text = section(README, title)
-    assert [name for name in names if f"`{name}`" not in text] == []
+def test_what_the_guide_names_is_there(title: str, names: list[str]) -> None:
+    # That nothing is missing is the catalogue's matter, which is made from the code.
+    named = [name for cell in first_cells(section(EXPERIMENT, title)) for name in re.findall(r"\w+", cell)]
+    assert len(named) >= 10 and set(named) <= set(names)
+
+
+def test_the_models_that_the_guide_names_are_there() -> None:
+    listed = section(EXPERIMENT, "Models").partition("The models are")[2].partition("For\ntables")[0]
+    named = re.findall(r"`(\w+)(?::[^`]*)?`", listed)
+    assert len(named) >= 10 and set(named) <= set(models.names())
 
 
 def test_what_the_readme_shows_is_what_a_run_prints() -> None:
@@ -247,7 +249,7 @@ def test_what_the_readme_shows_is_what_a_run_prints() -> None:
     printed = [line.rstrip() for line in out.getvalue().splitlines()]
     assert lines[:4] == printed[:4]
     for line, like in zip(lines[4:8], printed[4:8], strict=True):
-        assert re.sub(r"\d", "0", line).split()[:2] == re.sub(r"\d", "0", like).split()[:2]
+        assert line.lower().split()[:2] == like.lower().split()[:2]
         assert [len(word) for word in line.split()[2:6]] == [len(word) for word in like.split()[2:6]]
 
 
@@ -297,7 +299,8 @@ def test_what_is_said_of_methods_is_what_was_measured() -> None:
 
 
 def test_the_first_page_counts_the_methods() -> None:
-    assert f"It has {len(registry.names())} methods" in " ".join(TEXT["docs/index.md"].split())
+    assert "more than twenty methods" in " ".join(TEXT["docs/index.md"].split())
+    assert len(registry.names()) > 20
 
 
 def test_every_dependency_has_its_reason() -> None:
@@ -315,6 +318,8 @@ def test_the_rooms_are_those_of_the_import_contract() -> None:
     written = first_cells(section(PRINCIPLES, "Rooms and import directions"))
     level = {room: number for number, layer in enumerate(layers) for room in layer}
     assert set(written) == set(level)
+    listed = {path.stem for path in (ROOT / "src/coterie").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert set(written) == listed - {"__init__", "__pycache__"}
     assert [level[room] for room in written] == sorted(level.values())
 
 

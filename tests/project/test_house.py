@@ -80,7 +80,7 @@ FORBIDDEN = {
 
 
 def texts() -> Iterator[Path]:
-    for name in (".ci", "benchmarks", "docs", "src", "tests"):
+    for name in (".ci", ".github", "benchmarks", "docs", "src", "tests"):
         yield from (
             path for path in sorted((ROOT / name).rglob("*")) if path.is_file() and "__pycache__" not in path.parts
         )
@@ -116,6 +116,11 @@ def test_words_that_do_not_belong_here(kind: str) -> None:
 )
 def test_the_words_are_found(kind: str, text: str, is_meant: bool) -> None:
     assert bool(re.search(FORBIDDEN[kind], text)) is is_meant
+
+
+def test_the_words_are_looked_for_in_what_the_host_of_the_repository_reads() -> None:
+    found = {path.relative_to(ROOT).as_posix() for path in texts()}
+    assert {".ci/run", ".github/workflows/ci.yml", ".github/pull_request_template.md", "CONTRIBUTING.md"} <= found
 
 
 def test_the_licence() -> None:
@@ -198,4 +203,4 @@ def test_every_make_target_says_what_it_does() -> None:
     text = (ROOT / "Makefile").read_text()
     phony = next(line for line in text.splitlines() if line.startswith(".PHONY:")).split()[1:]
     assert set(re.findall(r"^([a-z]+):.*## .+$", text, re.MULTILINE)) == set(phony)
-    assert {"demo", "test", "check", "clean", "help"} <= set(phony)
+    assert {"demo", "test", "quick", "check", "clean", "help"} <= set(phony)

@@ -118,6 +118,7 @@ def test_the_source_archive_holds_what_it_should(built: Built) -> None:
     named = [name.lstrip("/") for name in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]]
     tops = {name.split("/")[0] for name in built.in_sdist}
     assert tops == {*named, "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert {"README.md", "CONTRIBUTING.md", "CITATION.cff", "SECURITY.md", "CODE_OF_CONDUCT.md", "LICENSE"} <= tops
     for folder in ("src", "tests", "docs"):
         theirs = {name for name in built.in_sdist if name.startswith(f"{folder}/")}
         assert theirs == {str(path.relative_to(ROOT)) for path in files(ROOT / folder)}
@@ -184,7 +185,7 @@ def test_the_wheel_works_in_an_empty_environment(built: Built, tmp_path: Path) -
     assert run(coterie, "--version") == f"{VERSION}\n"
     words = ["--clients", "4", "--rounds", "1", "--scarcity", "20", "--threads", "1", "--track", "tensorboard"]
     shown = run(coterie, "run", "fedacs", *words, "--out", "first")
-    assert "fedacs, test accuracy, 1 rounds" in shown and "personal" in shown
+    assert "fedacs, test accuracy, 1 round" in shown.lower() and "personal" in shown
     assert {"config.yaml", "metrics.parquet", "summary.json", "tensorboard"} <= {
         path.name for path in (tmp_path / "first").iterdir()
     }

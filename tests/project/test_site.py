@@ -24,10 +24,12 @@ import typer
 import coterie
 from coterie import data, models
 from coterie.algorithms import registry
+from coterie.algorithms.base import Algorithm
 from coterie.cli.app import app
 from coterie.config import ExperimentConfig
 from coterie.data import partitions
 from coterie.evaluation import METRICS
+from coterie.federation.schema_table import lines
 from coterie.simulation import attacks
 
 pytest.importorskip("mkdocs")
@@ -172,7 +174,8 @@ def test_lists_and_tables_are_lists_and_tables(source: Path, site: Path, pages: 
     assert counts.get("li", 0) == len(items), "list items"
     assert counts.get("ol", 0) == len(re.findall(r"^ *1\. ", prose, re.M)), "a numbered list that breaks off"
     # Blocks of code with line numbers or titles are divisions, so every table is one of the page's own.
-    assert counts.get("table", 0) == len(re.findall(r"^\|[-| :]+\|$", prose, re.M)), "tables"
+    generated = len(re.findall(r"^<!-- generated: \w+ -->$", prose, re.M))
+    assert counts.get("table", 0) == len(re.findall(r"^\|[-| :]+\|$", prose, re.M)) + generated, "tables"
 
 
 def test_marks_for_the_tests_are_not_shown(pages: dict[Path, Written]) -> None:
@@ -265,15 +268,32 @@ def test_the_command_line_is_the_programs_own(site: Path, pages: dict[Path, Writ
                 assert max(parameter.opts, key=len) in whole[begin:end], (path, parameter.name)
 
 
+def outputs(method: type[Algorithm]) -> Iterator[str]:
+    gives = {
+        "personal": method.has_personal,
+        "global": method.has_global and not method.derived_global,
+        "global (derived)": method.has_global and method.derived_global,
+        "hybrid": method.has_hybrid,
+    }
+    yield ", ".join(model for model, given in gives.items() if given)
+
+
 def test_generated_pages_have_what_there_is(site: Path, pages: dict[Path, Written]) -> None:
     assert set(registry.names()) <= pages[site / "reference" / "methods.html"].anchors
     methods = bare(article(pages[site / "reference" / "methods.html"]))
     for name in registry.names():
-        for parameter, info in registry.get(name).model_fields.items():
+        method = registry.get(name)
+        row = (name, method.title, *outputs(method), method.summary(), method.citation)
+        assert all(bare(word) in methods for word in row) and bare("".join(row[:2])) in methods, name
+        for parameter, info in method.model_fields.items():
             assert parameter in methods and bare(info.description or "") in methods, (name, parameter)
     configuration = bare(article(pages[site / "reference" / "configuration.html"]))
     for name, info in ExperimentConfig.model_fields.items():
         assert name in configuration and bare(info.description or "") in configuration, name
+    federation = bare(article(pages[site / "federation.html"]))
+    for name in registry.names():
+        for line in lines(name):
+            assert bare("".join((name, line.when, line.way, line.name, line.shape, line.to))) in federation, name
     catalogue = article(pages[site / "reference" / "catalogue.html"])
     named = [*data.names(), *partitions.SCHEMES, *models.names(), *METRICS, *(each.name for each in attacks.describe())]
     assert [name for name in named if name not in catalogue] == []
