@@ -44,7 +44,7 @@ from coterie.cli.options import (
 from coterie.config import SHORTHANDS, ExperimentConfig, from_mapping, from_yaml
 from coterie.errors import ConfigError, Interrupted
 from coterie.results import Result, matrix_table, table
-from coterie.results.unfinished import so_far
+from coterie.results.partial_summary import partial_summary
 from coterie.rows import distributed
 
 app = typer.Typer(
@@ -221,7 +221,7 @@ def show(
     summaries = []
     for path in runs:
         result = api.load(path)
-        summaries.append(result.summary if result.finished else so_far(result))
+        summaries.append(result.summary if result.finished else partial_summary(result))
         if not result.finished:
             done = summaries[-1]["rounds"]
             err.print(f"{path} is not finished: round {done} of {result.config['rounds']}", highlight=False)

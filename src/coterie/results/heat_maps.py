@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from coterie.results import figures
-from coterie.results.figures import HeatMap, Order, Panels
+from coterie.results.figures import ClientOrder, HeatMap, Panels
 
 if TYPE_CHECKING:
     from coterie.results.result import Result
@@ -38,7 +38,7 @@ def weights_map(result: Result, frames: int = FRAMES) -> HeatMap:
         result.weights()  # refuses in its own words
     return figures.heat_map(
         ((number, result.weights(number)) for number in rounds),
-        order_of(result, (result.weights(number) for number in rounds)),
+        client_order(result, (result.weights(number) for number in rounds)),
         what="weight",
         axes=("taker", "giver"),
         own=False,
@@ -66,7 +66,7 @@ def matrix_map(result: Result, frames: int = FRAMES) -> HeatMap:
     ends = (np.floor(10 * values.min()) / 10, np.ceil(10 * values.max()) / 10) if len(values) else (0.0, 1.0)
     return figures.heat_map(
         ((number, result.matrix(number)) for number in rounds),
-        order_of(result, [last]),
+        client_order(result, [last]),
         what=primary_metric(result) or "accuracy",
         axes=("personal model", "test samples of"),
         range=(float(ends[0]), float(ends[1])),
@@ -86,11 +86,11 @@ def shares_map(result: Result) -> Panels | HeatMap:
     Panels or HeatMap
         Bubbles for few clients, a heat map for many.
     """
-    return figures.holdings(result.shares, figures.in_groups(result.shares))
+    return figures.samples_by_client(result.shares, figures.order_by_group(result.shares))
 
 
-def order_of(result: Result, matrices: Iterable[pd.DataFrame]) -> Order:
-    """Order the clients of a run's matrices.
+def client_order(result: Result, matrices: Iterable[pd.DataFrame]) -> ClientOrder:
+    """ClientOrder the clients of a run's matrices.
 
     Parameters
     ----------
@@ -101,17 +101,17 @@ def order_of(result: Result, matrices: Iterable[pd.DataFrame]) -> Order:
 
     Returns
     -------
-    Order
+    ClientOrder
         All clients that train, by group, main class or number, as far as the run says.
     """
     if result.has_shares:
-        return figures.in_groups(result.shares, result.shares.loc[result.shares["role"] != "newcomer", "client"])
-    return figures.in_groups(
+        return figures.order_by_group(result.shares, result.shares.loc[result.shares["role"] != "newcomer", "client"])
+    return figures.order_by_group(
         None, {int(client) for matrix in matrices for axis in matrix.axes for client in axis.to_numpy()}
     )
 
 
-def honest(result: Result) -> list[int] | None:
+def honest_clients(result: Result) -> list[int] | None:
     """List the clients that count.
 
     Parameters

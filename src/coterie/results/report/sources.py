@@ -11,7 +11,7 @@ from typing import Any
 from coterie.config import read_yaml
 from coterie.errors import CoterieError, RunFolderError
 from coterie.results import Result, RunSet
-from coterie.results.unfinished import so_far
+from coterie.results.partial_summary import partial_summary
 from coterie.runs.storage import events
 from coterie.runs.storage.atomic import read_json
 from coterie.runs.storage.events import Event
@@ -21,7 +21,7 @@ Reader = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
-class Gathered:
+class ReportData:
     """The runs of a report.
 
     Parameters
@@ -93,7 +93,7 @@ def _with_parts(paths: Iterable[Path]) -> Iterator[Path]:
         yield from [path] if own or not parts else parts
 
 
-def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None) -> Gathered:
+def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None) -> ReportData:
     """Read the runs that a report is about.
 
     Parameters
@@ -105,7 +105,7 @@ def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None
 
     Returns
     -------
-    Gathered
+    ReportData
         The runs, finished or not.
 
     Raises
@@ -120,7 +120,7 @@ def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None
             reader(path)
         result = Result(path)
         try:
-            summaries.append(result.summary if result.finished else so_far(result))
+            summaries.append(result.summary if result.finished else partial_summary(result))
         except CoterieError as error:
             left_out.append(f"{path.name}: {error}")
             continue
@@ -133,7 +133,7 @@ def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None
         raise RunFolderError(f"there is nothing to report: {'; '.join(left_out) or 'no run has been begun'}")
     runs = RunSet(results, named)
     _ = runs.metrics, runs.timings  # read here, where progress is shown
-    return Gathered(
+    return ReportData(
         runs,
         summaries,
         [events.read(result.path) for result in results],

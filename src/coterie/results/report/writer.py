@@ -19,7 +19,7 @@ from coterie.results import figures
 from coterie.results.report.elements import Plot, Section
 from coterie.results.report.page import page
 from coterie.results.report.sections import sections
-from coterie.results.report.sources import Gathered, Reader, folders, gather
+from coterie.results.report.sources import Reader, ReportData, folders, gather
 from coterie.runs.storage.atomic import write_text
 from coterie.version import __version__
 
@@ -124,7 +124,7 @@ def _stem(words: Sequence[str], taken: set[str]) -> str:
     return name
 
 
-def _title(paths: Sequence[Path], found: Gathered) -> str:
+def _title(paths: Sequence[Path], found: ReportData) -> str:
     if len(paths) == 1:
         return paths[0].resolve().name
     methods = list(dict.fromkeys(line.method for line in found.runs.lines))
@@ -132,7 +132,7 @@ def _title(paths: Sequence[Path], found: Gathered) -> str:
     return shown
 
 
-def _about(found: Gathered) -> str:
+def _about(found: ReportData) -> str:
     runs, methods = len(found.runs.results), len({line.method for line in found.runs.lines})
     data = list(dict.fromkeys(str(result.config.get("data", "?")) for result in found.runs.results))
     parts = [

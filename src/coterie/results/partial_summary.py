@@ -13,7 +13,7 @@ from coterie.runs.population import roles
 from coterie.runs.summary import summarise
 
 
-def so_far(result: Result) -> dict[str, Any]:
+def partial_summary(result: Result) -> dict[str, Any]:
     """Sum up a run that is not finished, from what it has recorded.
 
     Parameters
