@@ -151,7 +151,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Number:
+class PaperNumber:
     """A number that a paper prints.
 
     Parameters

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from coterie.errors import ConfigError, CoterieError, nearest
-from coterie.studies.comparison import Plan
+from coterie.studies.comparison import ComparisonPlan
 from coterie.studies.recipes.cells import EVERY_OTHER, Address
 from coterie.studies.recipes.plans import planned, settings_of
-from coterie.studies.recipes.schema import Criterion, Near, Part, Reading, Recipe
+from coterie.studies.recipes.schema import Criterion, Near, Reading, Recipe, RecipePart
 
 _RESERVED = ("|", " minus ", " over ")
 
@@ -69,7 +69,7 @@ def _sentence(error: ValidationError) -> str:
 class _Known:
     """The names that a part has."""
 
-    part: Part
+    part: RecipePart
     methods: tuple[str, ...]
     settings: tuple[str, ...]
 
@@ -111,7 +111,7 @@ def _refuse_twice(kind: str, names: Sequence[str]) -> None:
             raise ConfigError(f"there are two of the {kind} {name!r}: each needs a name of its own")
 
 
-def _check_part(part: Part) -> _Known:
+def _check_part(part: RecipePart) -> _Known:
     plan = planned(part)
     for name in part.labels:
         if name not in plan.grid:
@@ -138,7 +138,7 @@ def _check_part(part: Part) -> _Known:
     return known
 
 
-def _refuse_unreadable(part: Part, name: str, reading: Reading, plan: Plan) -> None:
+def _refuse_unreadable(part: RecipePart, name: str, reading: Reading, plan: ComparisonPlan) -> None:
     """Refuse a reading of what the plan's runs do not record."""
     for run in plan.runs:
         if reading.split == "cross" and not run.config.matrix:

@@ -16,10 +16,10 @@ from coterie.errors import ConfigError, RunFolderError
 from coterie.evaluation import METRICS
 from coterie.evaluation.fairness import worst_decile
 from coterie.results import At, Result, client_scores, collaboration
-from coterie.studies.comparison import Plan, Tuned, chosen_runs
+from coterie.studies.comparison import ComparisonPlan, Tuned, chosen_runs
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.plans import settings_of
-from coterie.studies.recipes.schema import Part, Reading
+from coterie.studies.recipes.schema import Reading, RecipePart
 
 Floats = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Cells:
+class PartValues:
     """What a part's runs say.
 
     Parameters
@@ -63,7 +63,7 @@ class Cells:
     tuned: tuple[Tuned, ...] = ()
 
 
-def read_cells(part: Part, plan: Plan, results: Mapping[str, Result | None], unit: str) -> Cells:
+def read_values(part: RecipePart, plan: ComparisonPlan, results: Mapping[str, Result | None], unit: str) -> PartValues:
     """Read all cells of a part.
 
     Parameters
@@ -79,7 +79,7 @@ def read_cells(part: Part, plan: Plan, results: Mapping[str, Result | None], uni
 
     Returns
     -------
-    Cells
+    PartValues
         What was found.
     """
     values: dict[CellName, Value] = {}
@@ -99,7 +99,7 @@ def read_cells(part: Part, plan: Plan, results: Mapping[str, Result | None], uni
                     factor = factor_of(reading, unit)
                     cell = CellName(part.name, label, method, name)
                     values[cell] = Value(found.mean * factor, found.std * factor, found.seeds)
-    return Cells(values, frozenset(diverged), tuple(tuned))
+    return PartValues(values, frozenset(diverged), tuple(tuned))
 
 
 def factor_of(reading: Reading, unit: str) -> float:
