@@ -1,4 +1,4 @@
-"""A run's matrices, and who holds what in it, as charts."""
+"""Charts of one run: its matrices, and the samples of each client."""
 
 from __future__ import annotations
 
@@ -19,20 +19,7 @@ FRAMES = 40
 
 
 def weights_map(result: Result, frames: int = FRAMES) -> HeatMap:
-    """Chart a run's collaboration weights, with clients of one group beside each other.
-
-    Parameters
-    ----------
-    result
-        The run; one without weights is refused with a ``RunFolderError``.
-    frames
-        Rounds at most, evenly spaced, the last always among them.
-
-    Returns
-    -------
-    HeatMap
-        A matrix for each round.
-    """
+    """Chart a run's collaboration weights at so many evenly spaced rounds, the last among them."""
     rounds = _spaced(result.weight_rounds, frames)
     if not rounds:
         result.weights()  # refuses in its own words
@@ -46,20 +33,7 @@ def weights_map(result: Result, frames: int = FRAMES) -> HeatMap:
 
 
 def matrix_map(result: Result, frames: int = FRAMES) -> HeatMap:
-    """Chart a run's accuracy matrices, with clients of one group beside each other.
-
-    Parameters
-    ----------
-    result
-        The run; one without a matrix is refused with a ``RunFolderError``.
-    frames
-        Rounds at most, evenly spaced, the last always among them.
-
-    Returns
-    -------
-    HeatMap
-        A matrix for each round.
-    """
+    """Chart a run's accuracy matrices at so many evenly spaced rounds, the last among them."""
     last, rounds = result.matrix(), _spaced(result.matrix_rounds, frames)
     values = last.to_numpy()
     values = values[np.isfinite(values)]
@@ -74,36 +48,12 @@ def matrix_map(result: Result, frames: int = FRAMES) -> HeatMap:
 
 
 def shares_map(result: Result) -> Panels | HeatMap:
-    """Chart who holds what in a run.
-
-    Parameters
-    ----------
-    result
-        The run; one that does not say is refused with a ``RunFolderError``.
-
-    Returns
-    -------
-    Panels or HeatMap
-        Bubbles for few clients, a heat map for many.
-    """
+    """Chart the samples of each client."""
     return figures.samples_by_client(result.shares, figures.order_by_group(result.shares))
 
 
 def client_order(result: Result, matrices: Iterable[pd.DataFrame]) -> ClientOrder:
-    """ClientOrder the clients of a run's matrices.
-
-    Parameters
-    ----------
-    result
-        The run.
-    matrices
-        The matrices of clients against clients; read only if the run does not say who its clients are.
-
-    Returns
-    -------
-    ClientOrder
-        All clients that train, by group, main class or number, as far as the run says.
-    """
+    """Order the clients that train; the matrices are read only if the run does not say who its clients are."""
     if result.has_shares:
         return figures.order_by_group(result.shares, result.shares.loc[result.shares["role"] != "newcomer", "client"])
     return figures.order_by_group(
@@ -112,36 +62,14 @@ def client_order(result: Result, matrices: Iterable[pd.DataFrame]) -> ClientOrde
 
 
 def honest_clients(result: Result) -> list[int] | None:
-    """List the clients that count.
-
-    Parameters
-    ----------
-    result
-        The run.
-
-    Returns
-    -------
-    list of int or None
-        The clients that train and do not attack, ``None`` if the run does not say what its clients do.
-    """
+    """List the clients that train and do not attack, ``None`` if the run does not say what its clients do."""
     if not result.has_shares:
         return None
     return [int(client) for client in result.shares.loc[result.shares["role"] == "honest", "client"]]
 
 
 def primary_metric(result: Result) -> str | None:
-    """Give the metric that a run is judged by.
-
-    Parameters
-    ----------
-    result
-        The run, finished or not.
-
-    Returns
-    -------
-    str or None
-        Its name, ``None`` if nothing has been recorded yet.
-    """
+    """Give the metric that a run is judged by, ``None`` if nothing has been recorded yet."""
     if result.finished:
         return str(result.summary["metric"])
     named = result.config.get("metrics") or ()

@@ -14,23 +14,7 @@ from coterie.runs.summary import summarise
 
 
 def partial_summary(result: Result) -> dict[str, Any]:
-    """Sum up a run that is not finished, from what it has recorded.
-
-    Parameters
-    ----------
-    result
-        The run.
-
-    Returns
-    -------
-    dict
-        A summary as of a finished run; ``rounds`` is the last round on the disk.
-
-    Raises
-    ------
-    RunFolderError
-        If nothing has been recorded yet.
-    """
+    """Sum up what a run has recorded so far, as of a finished one; ``rounds`` is the last round on the disk."""
     config, metrics = from_mapping(result.config), result.metrics
     measured = metrics.loc[(metrics["split"] == "test") & (metrics["metric"] != "loss"), "metric"]
     if measured.empty:

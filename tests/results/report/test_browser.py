@@ -152,8 +152,8 @@ def test_another_run_can_be_chosen(page: Page) -> None:
     labels = [option.text for option in choice.options]
     assert labels == [
         "FedACS, attack=none, seed 1",
-        "fedamp, attack=none, seed 1",
-        "fedamp, attack=gaussian:0.34, seed 1",
+        "FedAMP, attack=none, seed 1",
+        "FedAMP, attack=gaussian:0.34, seed 1",
     ]
     choice.select_by_index(1)
     page.wait("return document.getElementById('plot-weights').dataset.variant === '1'")

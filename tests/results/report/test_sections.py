@@ -20,14 +20,14 @@ from coterie.results.labels import lines_of
 from coterie.results.report import tables
 from coterie.results.report.elements import Chart, Plot, Section
 from coterie.results.report.sections import sections
-from coterie.results.report.sources import gather
+from coterie.results.report.sources import read_runs
 from tests.results.report.folders import GROUPS, weights_of, write_run
 
 ALWAYS = ["summary", "curves", "clients", "fairness"]
 
 
 def made(*paths: Path) -> dict[str, Section]:
-    return {section.key: section for section in sections(gather(paths))}
+    return {section.key: section for section in sections(read_runs(paths))}
 
 
 def plots(section: Section) -> dict[str, list[Chart]]:
@@ -168,10 +168,10 @@ def test_the_best_of_each_model_is_bold_and_unfinished_runs_are_named(tmp_path: 
 def test_a_run_that_has_recorded_nothing_is_named_and_left_out(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one").path
     empty = write_run(tmp_path / "empty", models=(), traffic=False, weights=False, finish=False).path
-    found = gather([one, empty])
+    found = read_runs([one, empty])
     assert len(found.runs.results) == 1 and "has recorded nothing yet" in found.left_out[0]
     with pytest.raises(RunFolderError, match="there is nothing to report: empty"):
-        gather([empty])
+        read_runs([empty])
 
 
 def test_a_comparison_stands_for_its_runs(tmp_path: Path) -> None:
@@ -180,14 +180,14 @@ def test_a_comparison_stands_for_its_runs(tmp_path: Path) -> None:
     planned = {"a-seed1": {}, "b-seed1": {}, "c-seed1": {}, "d-seed1": {}}
     (tmp_path / "cmp/plan.yaml").write_text(yaml.safe_dump({"methods": [], "runs": planned}, sort_keys=False))
     (tmp_path / "cmp/diverged.json").write_text(json.dumps({"d-seed1": "round 3: the model is no longer finite"}))
-    found = gather([tmp_path / "cmp", tmp_path / "cmp/runs/a-seed1"])
+    found = read_runs([tmp_path / "cmp", tmp_path / "cmp/runs/a-seed1"])
     assert [result.path.name for result in found.runs.results] == ["a-seed1", "b-seed1"]
     assert found.left_out == [
         "d-seed1 diverged: round 3: the model is no longer finite",
         "cmp: 2 of 4 planned runs have not been begun",
     ]
     # A recipe's folder holds a comparison for each of its parts.
-    assert [result.path.name for result in gather([tmp_path]).runs.results] == ["a-seed1", "b-seed1"]
+    assert [result.path.name for result in read_runs([tmp_path]).runs.results] == ["a-seed1", "b-seed1"]
 
 
 def test_lines_have_the_names_of_the_plan(tmp_path: Path) -> None:
@@ -200,19 +200,19 @@ def test_lines_have_the_names_of_the_plan(tmp_path: Path) -> None:
     runs = [f"{name}-seed{seed}" for name in ("near", "far") for seed in (1, 10)]
     plan = {"called": {run: run.partition("-")[0] for run in runs}, "runs": {run: {} for run in runs}}
     (tmp_path / "cmp/plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
-    found = gather([tmp_path / "cmp", alone]).runs
+    found = read_runs([tmp_path / "cmp", alone]).runs
     assert [line.name for line in found.lines] == ["near", "near", "far", "far", "Local"]
     # Of a plan from before names were kept, what tells runs apart is said.
     (tmp_path / "cmp/plan.yaml").write_text(yaml.safe_dump({"runs": plan["runs"]}, sort_keys=False))
-    old = gather([tmp_path / "cmp"]).runs
+    old = read_runs([tmp_path / "cmp"]).runs
     assert [line.name for line in old.lines] == ["FedAMP (prox=1.0)"] * 2 + ["FedAMP (prox=0.1)"] * 2
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"there is no run in .*nowhere"):
-        gather([tmp_path / "nowhere"])
+        read_runs([tmp_path / "nowhere"])
     with pytest.raises(RunFolderError, match=r"neither a run's folder nor a comparison's: it holds no config\.yaml"):
-        gather([tmp_path])
+        read_runs([tmp_path])
 
 
 def test_the_configuration_that_is_shown_repeats_the_run(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_the_configuration_that_is_shown_repeats_the_run(tmp_path: Path) -> None
         model="linear",
         progress=False,
     )
-    found = gather([result.path])
+    found = read_runs([result.path])
     (shown,) = tables.repeat(found)
     command = tables.command(result.config, result.path, {}, federated=False)
     assert command.split() == ["coterie", "run", str(result.path / "config.yaml"), "--out", "run-again"]
@@ -238,7 +238,7 @@ def test_the_configuration_that_is_shown_repeats_the_run(tmp_path: Path) -> None
 
 def test_what_runs_share_and_in_what_they_differ_is_all_there_is(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / "a").path, write_run(tmp_path / "b", "local", seed=2).path]
-    common, differ, *each = (part.text for part in tables.repeat(gather(paths)))
+    common, differ, *each = (part.text for part in tables.repeat(read_runs(paths)))
     for name, value in Result(paths[0]).config.items():
         if name in ("algorithm", "seed"):
             assert f'<th scope="col">{name}</th>' in differ and f"\n{name}:" not in common

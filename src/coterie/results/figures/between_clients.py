@@ -48,7 +48,7 @@ class ClientOrder:
 
 
 def order_by_group(shares: pd.DataFrame | None, clients: Iterable[int] | None = None) -> ClientOrder:
-    """ClientOrder clients by their group, or by the class that they have most of, then by number.
+    """Order clients by their group, or by the class that they have most of, then by number.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def heat_map(
 
 
 def samples_by_client(shares: pd.DataFrame, order: ClientOrder, limit: int = BLOCKS) -> Panels | HeatMap:
-    """Draw who has what: training samples of each class by client, or only how many where there are no classes.
+    """Draw the training samples of each class by client, or only how many where there are no classes.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ def samples_by_client(shares: pd.DataFrame, order: ClientOrder, limit: int = BLO
 
 
 def events(events: pd.DataFrame) -> Panels:
-    """Draw what happened in a federation, by round and client.
+    """Draw the events of a federation, by round and client.
 
     Parameters
     ----------

@@ -88,32 +88,8 @@ def table(of: Table) -> Markup:
 
 
 def paragraph(text: str) -> Markup:
-    """Write a paragraph.
-
-    Parameters
-    ----------
-    text
-        Plain text.
-
-    Returns
-    -------
-    Markup
-        The paragraph, escaped.
-    """
     return Markup(f"<p>{html.escape(text)}</p>")
 
 
 def bullets(lines: Sequence[str]) -> Markup:
-    """Write a list.
-
-    Parameters
-    ----------
-    lines
-        Plain text.
-
-    Returns
-    -------
-    Markup
-        The list, escaped.
-    """
     return Markup("<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>")

@@ -21,18 +21,7 @@ NUMBERS = 500_000
 
 
 def sections(found: ReportData) -> list[Section]:
-    """Make the sections of a report.
-
-    Parameters
-    ----------
-    found
-        The runs.
-
-    Returns
-    -------
-    list of Section
-        The sections, in their order; none is empty.
-    """
+    """Make the sections that the runs have something for."""
     made = (
         _summary(found),
         _section("curves", "Over rounds", _curves(found)),

@@ -1,4 +1,4 @@
-"""From folders to runs: what a report is about, and what it has to leave out."""
+"""The runs of a report, read from folders, and what it has to leave out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from coterie.runs.storage import events
 from coterie.runs.storage.atomic import read_json
 from coterie.runs.storage.events import Event
 
-Reader = Callable[[Path], None]
-"""Told of each run before it is read."""
+ProgressCallback = Callable[[Path], None]
+"""Called with the folder of each run before it is read."""
 
 
 @dataclass(frozen=True)
@@ -46,25 +46,10 @@ class ReportData:
 
 
 def folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[dict[Path, str | None], list[str]]:
-    """Find the runs in some folders.
+    """Find the runs in folders of runs, comparisons and recipes.
 
-    Parameters
-    ----------
-    paths
-        Folders of runs, or of comparisons and recipes, which stand for their runs.
-
-    Returns
-    -------
-    runs
-        Folders of runs, each once, in the order in which they were given, and what a comparison's plan calls the method
-        of each; a comparison's in the order of its plan.
-    left_out
-        Sentences about runs of a comparison that are not there, or diverged.
-
-    Raises
-    ------
-    RunFolderError
-        If a folder is neither.
+    Gives each run's folder once, with what a comparison's plan calls its method, and sentences about planned runs that
+    are missing or diverged.
     """
     found: dict[Path, tuple[Path, str | None]] = {}
     left_out: list[str] = []
@@ -93,31 +78,13 @@ def _with_parts(paths: Iterable[Path]) -> Iterator[Path]:
         yield from [path] if own or not parts else parts
 
 
-def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None) -> ReportData:
-    """Read the runs that a report is about.
-
-    Parameters
-    ----------
-    paths
-        Folders of runs or of comparisons.
-    reader
-        Told of each run before it is read.
-
-    Returns
-    -------
-    ReportData
-        The runs, finished or not.
-
-    Raises
-    ------
-    RunFolderError
-        If a folder is neither, or no run has recorded anything yet.
-    """
+def read_runs(paths: Iterable[str | os.PathLike[str]], progress: ProgressCallback | None = None) -> ReportData:
+    """Read the runs that a report is about."""
     there, left_out = folders(paths)
     results, summaries, named = [], [], []
     for path, called in there.items():
-        if reader is not None:
-            reader(path)
+        if progress is not None:
+            progress(path)
         result = Result(path)
         try:
             summaries.append(result.summary if result.finished else partial_summary(result))

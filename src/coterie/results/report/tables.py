@@ -25,18 +25,7 @@ _EVENTS = 200  # rows of the table of events
 
 
 def summary(found: ReportData) -> Markup:
-    """Write the result of all lines in short.
-
-    Parameters
-    ----------
-    found
-        The runs.
-
-    Returns
-    -------
-    Markup
-        A row for each line and model, means over seeds, the best mean of each kind of model in bold.
-    """
+    """Summarise all lines: a row for each line and model, means over seeds, the best mean of each model in bold."""
     several = len(found.summaries) > len(set(found.runs.lines))
     measured = {each["metric"] for each in found.summaries}
     settings = len(found.runs.settings) > 1
@@ -72,18 +61,7 @@ def summary(found: ReportData) -> Markup:
 
 
 def costs(found: ReportData) -> Markup:
-    """Write what the lines took: seconds and bytes.
-
-    Parameters
-    ----------
-    found
-        The runs.
-
-    Returns
-    -------
-    Markup
-        A row for each line, means over seeds.
-    """
+    """List the seconds and bytes of each line, means over seeds."""
     wire = found.runs.metrics[found.runs.metrics["metric"].isin(["wire_up", "wire_down"])]
     head = ["seconds", "seconds a round", "up", "up a round", "down", "down a round"]
     head += ["up with overhead", "down with overhead"] if len(wire) else []
@@ -106,18 +84,7 @@ def costs(found: ReportData) -> Markup:
 
 
 def events(found: ReportData) -> Markup:
-    """Write what happened in federations between machines.
-
-    Parameters
-    ----------
-    found
-        The runs.
-
-    Returns
-    -------
-    Markup
-        A row for each event, up to a limit that is said.
-    """
+    """List the events of federations between machines, up to a limit that the title states."""
     rows = []
     for result, recorded in zip(found.runs.results, found.events, strict=True):
         for event in recorded:
@@ -128,18 +95,7 @@ def events(found: ReportData) -> Markup:
 
 
 def repeat(found: ReportData) -> list[Markup]:
-    """Write every run's configuration, and the command that repeats it.
-
-    Parameters
-    ----------
-    found
-        The runs.
-
-    Returns
-    -------
-    list of Markup
-        What runs have in common, in what they differ, and each in full.
-    """
+    """Show what runs have in common, in what they differ, and each run's configuration and command in full."""
     configs = [_flat(result.config) for result in found.runs.results]
     names = list(dict.fromkeys(name for config in configs for name in config))
     common = [name for name in names if all(each.get(name, _MISSING) == configs[0].get(name) for each in configs)]
@@ -172,24 +128,7 @@ def repeat(found: ReportData) -> list[Markup]:
 
 
 def command(config: Mapping[str, Any], path: Path, choices: Mapping[str, Any], federated: bool) -> str:
-    """Give the command that repeats a run.
-
-    Parameters
-    ----------
-    config
-        The run's configuration.
-    path
-        Its folder.
-    choices
-        What its engine chose.
-    federated
-        Whether it was a federation between machines.
-
-    Returns
-    -------
-    str
-        A line for a shell; of a federation, to be run where its project folder is.
-    """
+    """Give the command that repeats a run; a federation's is for the machine that has its project folder."""
     if not federated:
         words = ["coterie", "run", str(path / "config.yaml"), "--out", f"{path.name}-again"]
         words += ["--data-dir", str(choices["data_dir"])] if "data_dir" in choices else []

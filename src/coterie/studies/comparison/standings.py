@@ -23,7 +23,7 @@ MARKS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 
 
 @dataclass(frozen=True)
-class Score:
+class MethodScore:
     """The result of one model of a method.
 
     Parameters
@@ -112,7 +112,7 @@ class Standing:
     title: str
     metric: str
     tuned: dict[str, Any]
-    scores: dict[str, Score]
+    scores: dict[str, MethodScore]
 
 
 @dataclass(frozen=True)
@@ -143,38 +143,11 @@ class Standings:
 
 
 def format_values(values: Mapping[str, Any]) -> str:
-    """Write values in one line.
-
-    Parameters
-    ----------
-    values
-        The values by name.
-
-    Returns
-    -------
-    str
-        ``name=value``, with commas between.
-    """
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def standings(plan: ComparisonPlan, results: Mapping[str, Result | None], at: At = "final") -> Standings:
-    """Put the finished runs of a comparison together.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    results
-        Its runs by name, ``None`` for one that diverged.
-    at
-        At which round: the last, or each run's best on validation data or on test data.
-
-    Returns
-    -------
-    Standings
-        The table's contents.
-    """
+    """Compute the result of a comparison from its runs by name, ``None`` for one that diverged."""
     rows, tuning = [], []
     for setting in plan.settings:
         runs: dict[str, list[Result]] = {}
@@ -262,8 +235,8 @@ def _validation_score(result: Result, at: At) -> float:
     return float(np.mean(chosen.loc[chosen["round"] == number, "value"].to_numpy()))
 
 
-def _scores(runs: Mapping[str, list[Result]], at: At) -> dict[str, dict[str, Score]]:
-    scores: dict[str, dict[str, Score]] = {method: {} for method in runs}
+def _scores(runs: Mapping[str, list[Result]], at: At) -> dict[str, dict[str, MethodScore]]:
+    scores: dict[str, dict[str, MethodScore]] = {method: {} for method in runs}
     for model in SHOWN:
         having = {method: found for method, found in runs.items() if found and all(_has(r, model, at) for r in found)}
         if not having:
@@ -275,7 +248,7 @@ def _scores(runs: Mapping[str, list[Result]], at: At) -> dict[str, dict[str, Sco
         best = _pooled(having[winners[0]], model, at)
         for method, found in having.items():
             pvalue = math.nan if method in winners else _pvalue(_pooled(found, model, at), best)
-            scores[method][model] = Score(sums[method].mean, sums[method].std, method in winners, pvalue)
+            scores[method][model] = MethodScore(sums[method].mean, sums[method].std, method in winners, pvalue)
     return scores
 
 

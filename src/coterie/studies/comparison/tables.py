@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from coterie.studies.comparison.standings import Score, Standing, Standings, format_values
+from coterie.studies.comparison.standings import MethodScore, Standing, Standings, format_values
 from coterie.tables import ABSENT, Cell, Row, Table, numbers, words
 
 _DIVERGED = "diverged"
@@ -92,7 +92,7 @@ def _scores(found: Standings, row: Standing) -> list[Cell]:
     return [_cell(row.scores.get(model)) for model in found.models]
 
 
-def _cell(score: Score | None) -> Cell:
+def _cell(score: MethodScore | None) -> Cell:
     if score is None:
         return Cell(ABSENT)
     text = f"{score.mean:.4f}" + ("" if math.isnan(score.std) else f" ± {score.std:.4f}")

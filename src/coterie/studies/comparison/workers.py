@@ -42,22 +42,7 @@ class _Working:
 def run_in_turn(
     runs: Sequence[PlannedRun], play: RunFunction, round_ended: RoundCallback
 ) -> Generator[EndedRun, None, None]:
-    """Play runs one after the other, in this process.
-
-    Parameters
-    ----------
-    runs
-        The runs.
-    play
-        Plays one of them.
-    round_ended
-        Told after each round.
-
-    Yields
-    ------
-    EndedRun
-        The runs as they end.
-    """
+    """Play runs one after the other, in this process."""
     for run in runs:
         round_ended(run, 0, None)
         try:
@@ -74,22 +59,6 @@ def run_side_by_side(
     """Play runs, so many at a time.
 
     Whatever stops it, the processes are asked to stop, keep what they have done, and are waited for.
-
-    Parameters
-    ----------
-    runs
-        The runs, begun in this order.
-    play
-        Plays one of them.
-    jobs
-        How many at a time.
-    round_ended
-        Told after each round.
-
-    Yields
-    ------
-    EndedRun
-        The runs as they end.
     """
     waiting, working = list(runs), dict[Connection, _Working]()
     threads = max(1, (os.cpu_count() or 1) // jobs)

@@ -18,25 +18,7 @@ _RESERVED = ("|", " minus ", " over ")
 
 
 def parse(values: Mapping[str, Any], where: str) -> Recipe:
-    """Make a recipe of what its file holds.
-
-    Parameters
-    ----------
-    values
-        The file's values.
-    where
-        What to call the recipe in error messages.
-
-    Returns
-    -------
-    Recipe
-        The recipe; everything in it has been checked that can be without data.
-
-    Raises
-    ------
-    ConfigError
-        If something is missing, unknown, of the wrong kind, or contradicts something else.
-    """
+    """Make a recipe of its file's values, and check everything in it that can be checked without data."""
     try:
         recipe = Recipe(**values)
     except ValidationError as error:
@@ -166,23 +148,7 @@ def _check_numbers(known: _Known) -> None:
 
 
 def row_of(text: str) -> tuple[str, str]:
-    """Read which row of the paper's numbers it is.
-
-    Parameters
-    ----------
-    text
-        ``METHOD`` or ``METHOD | SETTING``.
-
-    Returns
-    -------
-    tuple of str
-        The method, and the setting's label (empty if there is no grid).
-
-    Raises
-    ------
-    ConfigError
-        If it has more pieces.
-    """
+    """Read ``METHOD`` or ``METHOD | SETTING``; without a grid the setting is empty."""
     pieces = [piece.strip() for piece in text.split("|")]
     if len(pieces) > 2:
         raise ConfigError(f"the row {text!r} of numbers must be METHOD or METHOD | SETTING")

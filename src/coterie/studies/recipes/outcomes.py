@@ -132,18 +132,6 @@ class RecipeOutcome:
 
 
 def paper_numbers(part: RecipePart) -> dict[CellName, PaperNumber]:
-    """Give the paper's numbers of a part by cell.
-
-    Parameters
-    ----------
-    part
-        The part.
-
-    Returns
-    -------
-    dict
-        The numbers.
-    """
     names = part.numbers.readings or tuple(part.readings)
     found: dict[CellName, PaperNumber] = {}
     for row, numbers in part.numbers.rows.items():

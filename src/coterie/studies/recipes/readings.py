@@ -1,4 +1,4 @@
-"""Reading a part's cells off the runs of its comparison."""
+"""The numbers of a part, read off the runs of its comparison."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Value:
 
 @dataclass(frozen=True)
 class PartValues:
-    """What a part's runs say.
+    """The numbers of a part's runs.
 
     Parameters
     ----------
@@ -64,24 +64,7 @@ class PartValues:
 
 
 def read_values(part: RecipePart, plan: ComparisonPlan, results: Mapping[str, Result | None], unit: str) -> PartValues:
-    """Read all cells of a part.
-
-    Parameters
-    ----------
-    part
-        The part.
-    plan
-        The plan of its runs.
-    results
-        Its runs by name, ``None`` for one that diverged.
-    unit
-        ``"percent"`` or ``"fraction"``: how accuracies are written.
-
-    Returns
-    -------
-    PartValues
-        What was found.
-    """
+    """Read all numbers of a part off its runs by name, ``None`` for one that diverged."""
     values: dict[CellName, Value] = {}
     diverged: set[tuple[str, str]] = set()
     tuned: list[Tuned] = []
@@ -103,20 +86,7 @@ def read_values(part: RecipePart, plan: ComparisonPlan, results: Mapping[str, Re
 
 
 def factor_of(reading: Reading, unit: str) -> float:
-    """Give the factor between what runs record and what tables show.
-
-    Parameters
-    ----------
-    reading
-        The reading.
-    unit
-        The recipe's unit.
-
-    Returns
-    -------
-    float
-        100 for accuracies in percent, 1 for all else, unless the reading says otherwise.
-    """
+    """Give the factor from what runs record to what tables show: 100 for accuracies in percent, as a rule."""
     if reading.scale is not None:
         return reading.scale
     accuracy = reading.metric != "loss" and reading.weights is None and reading.paired in (None, "difference")

@@ -30,29 +30,7 @@ Tell = Callable[[str], None]
 
 
 def chosen_parts(recipe: Recipe, names: Sequence[str] = (), quick: bool = False) -> list[RecipePart]:
-    """Give the parts to run.
-
-    Parameters
-    ----------
-    recipe
-        The recipe.
-    names
-        Their names, by default all that the version has.
-    quick
-        Whether the quick version is run.
-
-    Returns
-    -------
-    list of RecipePart
-        The parts, in the recipe's order.
-
-    Raises
-    ------
-    UnknownName
-        If there is no such part.
-    ConfigError
-        If a part that was named has no quick version.
-    """
+    """Give the parts to run, in the recipe's order: those that are named, or all that the version has."""
     known = {part.name: part for part in recipe.parts}
     for name in names:
         if name not in known:

@@ -118,20 +118,6 @@ class _CellWriter:
 
 
 def decimals(reading: Reading, unit: str) -> int:
-    """Say how many digits behind the point a column shows.
-
-    Parameters
-    ----------
-    reading
-        The reading.
-    unit
-        The recipe's unit.
-
-    Returns
-    -------
-    int
-        How many.
-    """
     if reading.decimals is not None:
         return reading.decimals
     if reading.weights is not None or reading.paired == "ahead":
@@ -141,21 +127,7 @@ def decimals(reading: Reading, unit: str) -> int:
 
 
 def written(number: Value | PaperNumber, digits: int) -> str:
-    """Write a number with what stands behind its plus-minus sign.
-
-    Parameters
-    ----------
-    number
-        Ours or the paper's.
-    digits
-        How many digits behind the point; a number that would show none of its own, or too many before the point, has
-        a power of ten instead.
-
-    Returns
-    -------
-    str
-        The text.
-    """
+    """Write a number with its deviation; one that would show none of its digits, or too many, as a power of ten."""
     if math.isnan(number.mean):
         return "NaN"
     odd = number.mean != 0 and not 0.5 * 10.0**-digits <= abs(number.mean) < _LARGE
@@ -170,20 +142,7 @@ def _brief(value: float) -> str:
 
 
 def not_target(part: RecipePart, name: CellName) -> str:
-    """Say why a number of the paper is not to be reached.
-
-    Parameters
-    ----------
-    part
-        The part.
-    name
-        The cell.
-
-    Returns
-    -------
-    str
-        One sentence; empty if the number is a target.
-    """
+    """Say why a number of the paper cannot be reached; empty if it is a target."""
     for entry in part.not_targets:
         for address in entry.addresses:
             fits = (

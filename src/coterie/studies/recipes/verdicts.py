@@ -243,16 +243,5 @@ def _term(each: tuple[str, float]) -> str:
 
 
 def shown(value: float) -> str:
-    """Write a number that may be of any size.
-
-    Parameters
-    ----------
-    value
-        The number.
-
-    Returns
-    -------
-    str
-        Four digits that matter; small ones with a power of ten.
-    """
+    """Write a number of any size: four significant digits, small ones with a power of ten."""
     return f"{value:.4g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"

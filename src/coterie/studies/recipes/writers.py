@@ -91,18 +91,6 @@ def _not_run(found: PartOutcome) -> str:
 
 
 def counted(verdicts: Sequence[Verdict]) -> str:
-    """Count what became of the criteria.
-
-    Parameters
-    ----------
-    verdicts
-        The verdicts.
-
-    Returns
-    -------
-    str
-        One line.
-    """
     words = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "open": ("could not be judged",) * 2}
     words["left out"] = ("is for the whole version", "are for the whole version")
     numbers = {status: sum(verdict.status == status for verdict in verdicts) for status in words}
