@@ -11,6 +11,7 @@ from coterie.algorithms import registry
 from coterie.errors import CoterieError
 from coterie.results._config_fields import config_fields
 from coterie.results.figures import Line
+from coterie.simulation import attacks
 
 if TYPE_CHECKING:
     from coterie.results.result import Result
@@ -69,6 +70,16 @@ def lines_of(
             for line, config, result in zip(found, configs, results, strict=True)
         ]
     return found
+
+
+def attack_label(result: Result) -> tuple[str, float]:
+    """Give the kind of attack, with its options, and the fraction of attackers; no kind if there are none."""
+    text = result.config.get("attack")
+    if not text:
+        return "", 0.0
+    attack, options = attacks.parse(str(text)), str(text).partition(",")[2]
+    kind = f"{attack.kind} ({options})" if options else attack.kind
+    return (kind if attack.fraction else ""), attack.fraction
 
 
 def _method(result: Result, name: str | None) -> str:

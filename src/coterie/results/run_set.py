@@ -15,9 +15,8 @@ from coterie.errors import ConfigError, RunFolderError
 from coterie.results import figures
 from coterie.results.figures import Boxes, Chart, Line, Panels, Style
 from coterie.results.heat_maps import honest_clients, primary_metric
-from coterie.results.labels import lines_of
+from coterie.results.labels import attack_label, lines_of
 from coterie.runs.storage import EVERYONE
-from coterie.simulation import attacks
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -232,7 +231,7 @@ class RunSet:
         Panels or None
             The chart, ``None`` unless runs of one method differ in that fraction.
         """
-        attacked = [_attack(result) for result in self.results]
+        attacked = [attack_label(result) for result in self.results]
         alike = lines_of(self.results, leave_out=("attack",), names=self._names)
         final = figures.per_run(self._measured_by(metric), metric)
         if final.empty:
@@ -389,13 +388,3 @@ def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
         else:
             columns[name] = np.concatenate([part.to_numpy() for part in parts])
     return pd.DataFrame(columns)
-
-
-def _attack(result: Result) -> tuple[str, float]:
-    """Give the kind of attack, with its options, and the fraction of attackers; no kind if there are none."""
-    text = result.config.get("attack")
-    if not text:
-        return "", 0.0
-    attack, options = attacks.parse(str(text)), str(text).partition(",")[2]
-    kind = f"{attack.kind} ({options})" if options else attack.kind
-    return (kind if attack.fraction else ""), attack.fraction

@@ -13,6 +13,7 @@ from coterie.results.figures.between_clients import (
     samples_by_client,
 )
 from coterie.results.figures.charts import Axis, Box, Boxes, Chart, HeatMap, Panel, Panels, Series
+from coterie.results.figures.line_styles import DASHES, SYMBOLS, Line, Style, literal, styles, theme
 from coterie.results.figures.matplotlib_figures import matplotlib_figure, save
 from coterie.results.figures.over_clients import distribution, evenness, fairness, final, shown_models, sorted_clients
 from coterie.results.figures.over_rounds import (
@@ -26,7 +27,6 @@ from coterie.results.figures.over_rounds import (
     traffic,
 )
 from coterie.results.figures.plotly_figures import plotly_figure
-from coterie.results.figures.styles import DASHES, SYMBOLS, Line, Style, literal, styles, theme
 
 __all__ = [
     "BLOCKS",

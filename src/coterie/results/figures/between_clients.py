@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from coterie.results.figures.charts import Axis, Detail, HeatMap, Panel, Panels, Series
-from coterie.results.figures.styles import PALETTE, Style
+from coterie.results.figures.line_styles import PALETTE, Style
 
 BLOCKS = 100
 """Rows and columns of a heat map at most."""

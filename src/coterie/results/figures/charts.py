@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.results.figures.styles import Style
+from coterie.results.figures.line_styles import Style
 
 Array = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
 Detail = dict[str, Sequence[str] | Array]

@@ -10,8 +10,8 @@ import torch
 
 from coterie import evaluation
 from coterie.results.figures.charts import Axis, Box, Boxes, Detail, Panel, Panels, Series
+from coterie.results.figures.line_styles import SYMBOLS, Style
 from coterie.results.figures.over_rounds import SHOWN, models_of
-from coterie.results.figures.styles import SYMBOLS, Style
 
 
 def shown_models(metrics: pd.DataFrame, metric: str) -> list[str]:

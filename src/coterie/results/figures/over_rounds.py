@@ -15,7 +15,7 @@ import torch
 from coterie import evaluation
 from coterie.results._byte_units import byte_unit
 from coterie.results.figures.charts import Axis, Panel, Panels, Series
-from coterie.results.figures.styles import Style
+from coterie.results.figures.line_styles import Style
 
 SHOWN = ("personal", "global", "hybrid", "newcomer")
 """Models of which figures speak, in their order; what was chosen on test data is none of them."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coterie.results.figures.charts import Axis, Boxes, Chart, HeatMap, Panel, Panels, Series
-from coterie.results.figures.styles import SCALE, literal, theme
+from coterie.results.figures.line_styles import SCALE, literal, theme
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
