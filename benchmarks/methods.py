@@ -48,7 +48,7 @@ NEWCOMERS: dict[str, tuple[str, dict[str, str]]] = {"newcomers": ("newcomers", {
 # --------------------------------------------------------------------------------------------------------- measuring
 
 
-def bytes_of(folder: Path, plan: comparison.Plan, method: str) -> dict[str, int]:
+def bytes_of(folder: Path, plan: comparison.ComparisonPlan, method: str) -> dict[str, int]:
     """What a client that takes part receives and sends in a round."""
     run = next(
         run for run in plan.runs if run.method == method and (folder / "runs" / run.name / "summary.json").exists()
@@ -63,19 +63,19 @@ def number(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 6)
 
 
-def rows(folder: Path, plan: comparison.Plan, found: comparison.Standings) -> list[dict[str, Any]]:
+def rows(folder: Path, plan: comparison.ComparisonPlan, found: comparison.Standings) -> list[dict[str, Any]]:
     return [
         {
-            "setting": line.setting,
-            "method": line.method,
-            "tuned": line.tuned,
+            "setting": row.setting,
+            "method": row.method,
+            "tuned": row.tuned,
             "models": {
-                model: {"mean": number(cell.mean), "std": number(cell.std), "p": number(cell.pvalue)}
-                for model, cell in line.cells.items()
+                model: {"mean": number(score.mean), "std": number(score.std), "p": number(score.pvalue)}
+                for model, score in row.scores.items()
             },
-            "bytes": bytes_of(folder, plan, line.method),
+            "bytes": bytes_of(folder, plan, row.method),
         }
-        for line in found.lines
+        for row in found.rows
     ]
 
 
@@ -139,7 +139,7 @@ def main() -> None:
         plan = comparison.make_plan(read_yaml(path))
         found = comparison.compare(plan, folder / path.stem)
         plans[path.stem] = rows(folder / path.stem, plan, found)
-        whole.append(f"## {path.stem}\n\n{comparison.markdown(found)}")
+        whole.append(f"## {path.stem}\n\n{comparison.table(found).markdown()}")
     versions = {"coterie": coterie.__version__, "torch": torch.__version__, "python": platform.python_version()}
     what = "test accuracy after the last round: mean over clients, then mean and standard deviation over seeds"
     measured = {"what": what, "plans": plans, "versions": versions}

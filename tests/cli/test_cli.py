@@ -63,8 +63,8 @@ FAST = ["--local-epochs", "1", "--rounds", "3"]
 def test_a_run_and_what_it_prints(coterie: Coterie) -> None:
     said = coterie("run", "fedacs", *OPTIONS, *FAST, "--set", "p=0.3", "--out", "mine")
     assert said.code == 0
-    assert said.out.split()[:7] == ["fedacs,", "test", "accuracy,", "3", "rounds,", "seed", "1"]
-    assert "personal" in said.out and "global" in said.out and "run:" not in said.out and "FedACS" not in said.out
+    assert said.out.split()[:7] == ["FedACS,", "test", "accuracy,", "3", "rounds,", "seed", "1"]
+    assert "personal" in said.out and "global" in said.out and "run:" not in said.out and "3/3" not in said.out
     assert said.err.splitlines()[-1] == "run: mine"
     assert "FedACS" in said.err and "3/3" in said.err
     summary = json.loads(Path("mine/summary.json").read_text())
@@ -281,7 +281,7 @@ def test_models_in_the_current_folder(coterie: Coterie) -> None:
 def test_an_algorithm_in_a_file(coterie: Coterie) -> None:
     Path("turned.py").write_text(OWN)
     said = coterie("run", "turned.py", *OPTIONS, *FAST)
-    assert said.code == 0 and said.out.startswith("turned, ")
+    assert said.code == 0 and said.out.startswith("Turned, ")
     assert Path("runs/turned-synthetic-seed1/summary.json").exists()
     said = coterie("list", "algorithms", "turned.py")
     assert said.code == 0 and "Turned" in said.out and "lr_decay=1.0" in said.out
@@ -293,9 +293,9 @@ def test_show_puts_runs_beside_each_other(coterie: Coterie) -> None:
     said = coterie("show", "local", "fedavg")
     assert said.code == 0 and said.err == ""
     assert [line.split()[:2] for line in said.out.splitlines() if "personal" in line or "global" in line] == [
-        ["local", "personal"],
-        ["fedavg", "personal"],
-        ["fedavg", "global"],
+        ["Local", "personal"],
+        ["FedAvg", "personal"],
+        ["FedAvg", "global"],
     ]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from coterie.errors import RunFolderError
 from coterie.runs.storage import lock_folder
-from coterie.studies.comparison import Plan, compare, make_plan
+from coterie.studies.comparison import ComparisonPlan, compare, make_plan
 from tests.small_runs import SMALL
 
 ROUNDS = 150  # more than fit between the first checkpoint and the signal
@@ -32,7 +32,7 @@ def _quick_disk() -> Iterator[None]:
         yield
 
 
-def planned() -> Plan:
+def planned() -> ComparisonPlan:
     return make_plan({"methods": list(METHODS), "seeds": [1], "local_epochs": 1, **SHARED})
 
 

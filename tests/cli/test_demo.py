@@ -23,12 +23,12 @@ def test_the_demo_ends_in_one_table(
     demo.main(mine)
     out, err = capsys.readouterr()
     assert [line.split()[:2] for line in out.splitlines() if "personal" in line or "global" in line] == [
-        ["local", "personal"],
-        ["fedavg", "personal"],
-        ["fedamp", "personal"],
-        ["fedacs", "personal"],
-        ["fedavg", "global"],
-        ["fedacs", "global"],
+        ["Local", "personal"],
+        ["FedAvg", "personal"],
+        ["FedAMP", "personal"],
+        ["FedACS", "personal"],
+        ["FedAvg", "global"],
+        ["FedACS", "global"],
     ]
     assert err.rstrip().splitlines()[-1].startswith("Next, ") and "FedACS" in err
     assert (mine / "001" / "kept").exists()

@@ -1,4 +1,4 @@
-"""Readings of the accuracy matrix."""
+"""Measures of the accuracy matrix."""
 
 from __future__ import annotations
 
@@ -41,38 +41,40 @@ def test_by_hand():
 
 @given(st.integers(2, 25), st.floats(0, 1), st.floats(0, 1), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
-def test_company_has_the_right_size_and_grows_with_c(clients, one, other, seed):
-    small, large = (m.company(clients, c, seed) for c in sorted((one, other)))
+def test_the_clients_of_s_acc_has_the_right_size_and_grows_with_c(clients, one, other, seed):
+    small, large = (m.s_acc_clients(clients, c, seed) for c in sorted((one, other)))
     assert bool(small.diagonal().all())
     assert small.sum(1).tolist() == [1 + round(min(one, other) * (clients - 1))] * clients
     assert not bool((small & ~large).any())
-    assert torch.equal(small, m.company(clients, min(one, other), seed))
+    assert torch.equal(small, m.s_acc_clients(clients, min(one, other), seed))
 
 
-def test_company_is_drawn_for_each_client_and_seed():
-    drawn = m.company(40, 0.5, 1)
-    assert not torch.equal(drawn, m.company(40, 0.5, 2))
-    # A column's count is binomial about 19.5 + 1 with std 3.1: every client is company of some, none of all.
+def test_the_clients_of_s_acc_is_drawn_for_each_client_and_seed():
+    drawn = m.s_acc_clients(40, 0.5, 1)
+    assert not torch.equal(drawn, m.s_acc_clients(40, 0.5, 2))
+    # A column's count is binomial about 19.5 + 1 with std 3.1: every client is drawn for some, none for all.
     assert bool((drawn.sum(0) > 3).all())
     assert bool((drawn.sum(0) < 40).all())
 
 
-def test_company_that_is_not_kept_does_not_count():
+def test_clients_that_are_not_drawn_do_not_count():
     matrix = random_matrix(6, 0)
     matrix[:, 2] = math.nan
-    kept = ~m.company(6, 0.4, 0)[:, 2]
+    kept = ~m.s_acc_clients(6, 0.4, 0)[:, 2]
     assert torch.equal(m.s_acc(matrix, 0.4, 0).isnan(), ~kept)
 
 
 def test_read_gives_table_values():
     matrix = random_matrix(5, 3)
-    readings = m.read(matrix, seed=1, fractions=(0.0, 0.5, 1.0), global_accuracy=torch.tensor([0.5, 1, 1, 1, 1]))
+    readings = m.summarise_matrix(
+        matrix, seed=1, fractions=(0.0, 0.5, 1.0), global_accuracy=torch.tensor([0.5, 1, 1, 1, 1])
+    )
     assert readings.synthetic[0.0].mean == readings.local.mean
     assert readings.synthetic[1.0].mean == readings.everyone.mean
     assert readings.global_model is not None
     assert readings.global_model.mean == pytest.approx(0.9, rel=1e-14)
     assert readings.global_model.std == pytest.approx(math.sqrt((0.4**2 + 4 * 0.1**2) / 5), rel=1e-12)
-    assert m.read(matrix, seed=1).global_model is None
+    assert m.summarise_matrix(matrix, seed=1).global_model is None
 
 
 def test_refusals():

@@ -1,4 +1,4 @@
-"""Hybrid models and best rounds."""
+"""HybridChoice models and best rounds."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def run_python(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_small(algorithm: str, *, clients: int, rounds: int, **settings: Any) -> coterie.Result:
         return run(algorithm, clients=min(clients, 5), rounds=min(rounds, 2), scarcity=20, progress=False, **settings)
 
-    def plan_small(values: dict[str, Any]) -> comparison.Plan:
+    def plan_small(values: dict[str, Any]) -> comparison.ComparisonPlan:
         sizes = {name.removeprefix("--"): min(values[name.removeprefix("--")], most) for name, most in SIZES.items()}
         return make_plan(values | sizes | CUT | {"seeds": [1]})
 

@@ -189,7 +189,7 @@ def test_marks_for_the_tests_are_not_shown(pages: dict[Path, Written]) -> None:
 ROOMS = (  # modules whose public names are in the reference
     *("algorithms", "config", "data", "data.partitions", "errors", "evaluation", "memory", "models", "models.problem"),
     *("randomness", "results", "results.export", "results.figures", "results.report", "rows", "simulation.attacks"),
-    *("simulation.privacy", "studies.comparison", "studies.recipes", "tracking"),
+    *("simulation.privacy", "studies.comparison", "studies.recipes", "tables", "tracking"),
 )
 INSIDE = {  # what users do not import from, and why it is not in the reference
     "api": "what `import coterie` gives",

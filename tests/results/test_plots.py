@@ -73,10 +73,10 @@ def test_several_runs_share_a_figure(tmp_path: Path) -> None:
     runs = RunSet(
         [write_run(tmp_path / str(seed), seed=seed) for seed in (2, 1)] + [write_run(tmp_path / "x", "local")]
     )
-    assert [line.name for line in runs.lines] == ["fedacs", "fedacs", "local"]
+    assert [line.name for line in runs.lines] == ["FedACS", "FedACS", "Local"]
     assert runs.firsts() == [1, 2]
     names = [trace.name for trace in runs.plot_curves().data if trace.name]
-    assert names[:2] == ["fedacs", "local"]
+    assert names[:2] == ["FedACS", "Local"]
     assert runs.plot_seconds().data and runs.plot_bytes().data and runs.plot_fairness().data
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
 from coterie.errors import RunFolderError
 from coterie.results import Result, matrix_table, summarise, table
 from coterie.runs.storage import RunFolder
+from coterie.tables import Table
 
 
 def finished(
@@ -79,7 +79,7 @@ def test_not_a_run(tmp_path: Path) -> None:
 
 def test_the_table_at_the_end_of_a_run(tmp_path: Path) -> None:
     text = shown(finished(tmp_path / "run", accuracy=0.8).table())
-    assert "fedacs, test accuracy, 2 rounds, seed 1" in text
+    assert "FedACS, test accuracy, 2 rounds, seed 1" in text
     # Clients .8 and .4: mean .6, standard deviation .2, worst .4; the best round on validation data is 2.
     assert row(text, "personal") == ["personal", "0.6000", "0.2000", "0.4000", "0.6000", "2", "3.0"]
     assert row(text, "global") == ["global", "0.6000", "0.2000", "0.4000", "0.6000", "2", "3.0"]
@@ -108,9 +108,9 @@ def test_runs_beside_each_other(tmp_path: Path) -> None:
     compared = table([result.summary for result in results])
     text = shown(compared)
     assert max(map(len, text.splitlines())) <= 80 and "…" not in text
-    assert row(text, "fedacs", "1", "personal")[3] == "0.6000"
-    assert row(text, "local", "1", "global")[3] == "0.3000"
-    assert row(text, "fedavg", "2", "global")[3] == "0.4500"
+    assert row(text, "FedACS", "1", "personal")[3] == "0.6000"
+    assert row(text, "Local", "1", "global")[3] == "0.3000"
+    assert row(text, "FedAvg", "2", "global")[3] == "0.4500"
     assert "test accuracy, 2 rounds" in text and "seed 1" not in text
     assert bold(compared) == ["0.6000", "0.6000"]
 
@@ -136,10 +136,10 @@ def test_the_least_error_wins(tmp_path: Path) -> None:
 
 def test_shown_in_a_notebook(tmp_path: Path) -> None:
     page = finished(tmp_path / "run")._repr_html_()
-    assert page.startswith("<pre") and "personal" in page and "0.3750" in page
+    assert page.startswith("<table><caption>FedACS, test accuracy") and "personal" in page and "0.3750" in page
 
 
-def test_readings_of_matrices_beside_each_other() -> None:
+def test_accuracy_matrices_beside_each_other() -> None:
     def summary(name: str, fractions: dict[str, float], shared: float | None) -> dict[str, Any]:
         def at(mean: float) -> dict[str, float]:
             return {"mean": mean, "std": mean / 10}
@@ -153,13 +153,13 @@ def test_readings_of_matrices_beside_each_other() -> None:
     assert view is not None
     lines = [line.split() for line in shown(view).splitlines() if line.split()[-1:] == ["7"]]
     assert [line[:4] for line in lines] == [
-        ["fedpg", "L-acc", "0.9000", "0.0900"],
-        ["local", "L-acc", "0.9000", "0.0900"],
-        ["fedpg", "S-acc(0.25)", "0.6000", "0.0600"],
-        ["local", "S-acc(0.25)", "0.5000", "0.0500"],
-        ["fedpg", "S-acc(1)", "0.3000", "0.0300"],
-        ["fedpg", "G-acc", "0.3000", "0.0300"],
-        ["local", "G-acc", "0.3000", "0.0300"],
-        ["fedpg", "global", "0.7000", "0.0700"],
+        ["FedPG", "L-acc", "0.9000", "0.0900"],
+        ["Local", "L-acc", "0.9000", "0.0900"],
+        ["FedPG", "S-acc(0.25)", "0.6000", "0.0600"],
+        ["Local", "S-acc(0.25)", "0.5000", "0.0500"],
+        ["FedPG", "S-acc(1)", "0.3000", "0.0300"],
+        ["FedPG", "G-acc", "0.3000", "0.0300"],
+        ["Local", "G-acc", "0.3000", "0.0300"],
+        ["FedPG", "global", "0.7000", "0.0700"],
     ]
     assert matrix_table([{"algorithm": "fedavg"}]) is None

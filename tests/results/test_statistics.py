@@ -82,6 +82,16 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
         wilcoxon(one, stored(tmp_path / "two", [LOW], seed=2), at="final")
 
 
+def test_how_runs_are_computed_and_recorded_does_not_keep_them_apart(tmp_path: Path) -> None:
+    one = stored(tmp_path / "one", [LOW], keep="device", scratch=None, matrix=False, checkpoint_every=1, eval_every=1)
+    other = stored(
+        tmp_path / "two", [LOW], seed=2, keep="disk", scratch="x", matrix=True, checkpoint_every=2, eval_every=1
+    )
+    assert over_seeds([one, other]).seeds == 2
+    with pytest.raises(ConfigError, match=r"eval_every is 1 in .*one and 5 in .*three"):  # the best of fewer rounds
+        over_seeds([one, stored(tmp_path / "three", [LOW], seed=3, eval_every=5)])
+
+
 def test_wilcoxon_by_client(tmp_path: Path) -> None:
     first, second = stored(tmp_path / "a", [HIGH]), stored(tmp_path / "b", [LOW], algorithm="local")
     found = wilcoxon(first, second, at="final")

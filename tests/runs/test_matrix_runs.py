@@ -11,7 +11,7 @@ import pytest
 
 from coterie.config import from_mapping
 from coterie.errors import ConfigError, RunFolderError
-from coterie.evaluation.accuracy_matrix import company
+from coterie.evaluation.accuracy_matrix import s_acc_clients
 from coterie.results import Result
 from coterie.runs import launch
 from coterie.runs.builder import roles
@@ -50,7 +50,7 @@ def test_readings_are_those_of_the_matrix(measured: Result) -> None:
     read = {name: values(measured, "personal", "cross", name).to_numpy() for name in ("l_acc", "g_acc", "s_acc 0.5")}
     np.testing.assert_allclose(read["l_acc"], np.diag(matrix), rtol=0, atol=0)
     np.testing.assert_allclose(read["g_acc"], matrix.mean(1), rtol=1e-14)
-    chosen = company(5, 0.5, seed).numpy()
+    chosen = s_acc_clients(5, 0.5, seed).numpy()
     assert chosen.sum(1).tolist() == [3] * 5
     np.testing.assert_allclose(read["s_acc 0.5"], [row[mine].mean() for row, mine in zip(matrix, chosen, strict=True)])
 

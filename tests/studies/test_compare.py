@@ -27,17 +27,15 @@ from coterie.runs.experiment import Experiment
 from coterie.runs.storage.atomic_files import read_json
 from coterie.simulation.simulation import Simulation
 from coterie.studies.comparison import (
-    Plan,
+    ComparisonPlan,
     PlannedRun,
     Standings,
     chosen_runs,
     compare,
     csv_text,
-    latex,
     load_results,
     make_plan,
-    markdown,
-    terminal,
+    table,
 )
 from coterie.studies.comparison.standings import standings
 from tests.small_runs import SMALL, Killed
@@ -132,7 +130,7 @@ def test_side_by_side_gives_the_same_table_and_stops_likewise(tmp_path: Path, mo
     turn, side = tmp_path / "turn", tmp_path / "side"
     compare(plan, turn, progress=False)
     with monkeypatch.context() as patched, pytest.raises(Interrupted, match=r"0 of 2 runs .* the same command"):
-        patched.setattr("coterie.studies.comparison.runner._Display.told", interrupt_after_a_round)
+        patched.setattr("coterie.studies.comparison.runner._Display.round_ended", interrupt_after_a_round)
         compare(plan, side, jobs=2, progress=False)
     assert any((side / "runs" / run.name / "checkpoint").is_dir() for run in plan.runs)
     compare(plan, side, jobs=2, progress=False)
@@ -229,7 +227,7 @@ def exact(differences: Sequence[float]) -> float:
 def test_marks(differences: dict[int, list[float]], mark: str) -> None:
     best = {seed: [0.5 + value for value in values] for seed, values in differences.items()}
     found = two_methods(best, {seed: [0.5] * len(values) for seed, values in differences.items()})
-    first, second = (line.cells["personal"] for line in found.lines)
+    first, second = (row.scores["personal"] for row in found.rows)
     assert first.best and math.isnan(first.pvalue) and first.mark == ""
     pooled = [value for values in differences.values() for value in values]
     assert not second.best and second.pvalue == pytest.approx(exact(pooled), rel=1e-12)
@@ -244,7 +242,7 @@ def test_marks(differences: dict[int, list[float]], mark: str) -> None:
 
 def test_equal_methods_are_both_best() -> None:
     found = two_methods({1: [0.5, 0.7]}, {1: [0.5, 0.7]})
-    assert [line.cells["personal"].best for line in found.lines] == [True, True]
+    assert [row.scores["personal"].best for row in found.rows] == [True, True]
 
 
 def test_tuning_chooses_on_validation_and_not_on_test_data() -> None:
@@ -259,10 +257,10 @@ def test_tuning_chooses_on_validation_and_not_on_test_data() -> None:
     assert all(run.config.settings["lr"] == run.candidate["lr"] for run in plan.runs)
     found = standings(plan, results)
     (tuned,) = found.tuning
-    assert tuned.chosen == {"lr": 0.2} == found.lines[0].tuned  # 0.6 on average; on test data it would be 0.3
+    assert tuned.chosen == {"lr": 0.2} == found.rows[0].tuned  # 0.6 on average; on test data it would be 0.3
     assert [score for _, score in tuned.scores] == pytest.approx([0.5, 0.6, 0.5])
-    assert found.lines[0].cells["personal"].mean == pytest.approx(0.2)
-    assert tuned.sentence().startswith("fedavg: chose lr=0.2 on validation data")
+    assert found.rows[0].scores["personal"].mean == pytest.approx(0.2)
+    assert tuned.sentence().startswith("FedAvg: chose lr=0.2 on validation data")
     results["fedavg-lr-0.2-seed1"] = None  # diverged
     found = standings(plan, results)
     assert found.tuning[0].chosen == {"lr": 0.1} and "lr=0.2: diverged" in found.tuning[0].sentence()
@@ -272,7 +270,7 @@ def test_what_diverges_is_said_and_not_repeated(tmp_path: Path, monkeypatch: pyt
     values = {**BOTH, "methods": ["fedavg", "local"], "seeds": [1], "rounds": 4, "batch_size": 1}
     plan = make_plan({**values, "tune": {"lr": [0.1, 4000.0]}})
     found = compare(plan, tmp_path / "all", progress=False)
-    assert [line.tuned for line in found.lines] == [{"lr": 0.1}] * 2
+    assert [row.tuned for row in found.rows] == [{"lr": 0.1}] * 2
     assert set(read_json(tmp_path / "all/diverged.json")) == {"fedavg-lr-4000.0-seed1", "local-lr-4000.0-seed1"}
     monkeypatch.setattr(api, "run_config", None)
     monkeypatch.setattr(api, "resume", None)
@@ -304,47 +302,63 @@ def grid() -> Standings:
 def test_csv_parses(grid: Standings) -> None:
     rows = list(csv.DictReader(io.StringIO(csv_text(grid))))
     assert len(rows) == 4
-    for row, line in zip(rows, grid.lines, strict=True):
-        cell = line.cells["personal"]
-        assert float(row["mean"]) == cell.mean and float(row["std"]) == cell.std
-        assert (row["best"] == "true") is cell.best and row["mark"] == cell.mark
-        assert (row["method"], row["participation"], row["metric"]) == (
-            line.method,
-            str(line.setting["participation"]),
+    for written, row in zip(rows, grid.rows, strict=True):
+        score = row.scores["personal"]
+        assert float(written["mean"]) == score.mean and float(written["std"]) == score.std
+        assert (written["best"] == "true") is score.best and written["mark"] == score.mark
+        assert (written["method"], written["participation"], written["metric"]) == (
+            row.method,
+            str(row.setting["participation"]),
             "accuracy",
         )
+    assert [row["method"] for row in rows] == ["fedavg", "a_b|c & d*"] * 2  # names, not titles: a program reads this
     assert [row["mark"] for row in rows] == ["", "***", "", "***"]  # six clients times two seeds, all one way
 
 
 def test_markdown_parses(grid: Standings) -> None:
-    lines = [line for line in markdown(grid).splitlines() if line.startswith("|")]
+    lines = [line for line in table(grid).markdown().splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     assert {len(row) for row in cells} == {3} and len(cells) == 2 + 4
     assert cells[0] == ["participation", "method", "personal"] and set(cells[1]) == {"---", "---:"}
-    assert cells[3][1] == r"a\_b\|c & d\*"
+    assert [row[1] for row in cells[2:4]] == ["FedAvg", r"a\_b\|c & d\*"]
     assert [row[2].startswith("**0.") for row in cells[2:]] == [True, False, True, False]
     assert cells[3][2].endswith(r"\*\*\*")
 
 
 def test_latex_parses(grid: Standings) -> None:
-    text = "\n".join(line for line in latex(grid).splitlines() if not line.startswith("%"))
-    match = re.fullmatch(r"\\begin\{tabular\}\{(l+r+)\}\n\\hline\n(.*)\n\\hline\n\\end\{tabular\}", text, re.S)
+    text = "\n".join(line for line in table(grid).latex().splitlines() if not line.startswith("%"))
+    match = re.fullmatch(
+        r"\\begin\{tabular\}\{(l+r+)\}\n\\toprule\n(.*)\n\\bottomrule\n\\end\{tabular\}", text.strip(), re.S
+    )
     assert match
-    rows = [re.split(r"(?<!\\)&", row) for row in match[2].splitlines()]
+    head, *blocks = match[2].split("\n\\midrule\n")
+    assert len(blocks) == 2  # one for each point of the grid
+    rows = [re.split(r"(?<!\\)&", row) for block in (head, *blocks) for row in block.splitlines()]
     assert {len(row) for row in rows} == {len(match[1])} == {3} and len(rows) == 1 + 4
-    assert all(row[-1].endswith(("\\\\", "\\hline")) for row in rows)
-    assert rows[2][1].strip() == r"a\_b|c \& d*"
+    assert all(row[-1].endswith(r"\\") for row in rows)
+    assert rows[2][1].strip() == r"a\_b\textbar{}c \& d*"
     assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
     assert rows[1][2].strip().startswith(r"\textbf{0.") and "$^{***}$" in rows[2][2]
 
 
 def test_the_terminal_shows_the_best_in_bold(grid: Standings) -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
-    console.print(terminal(grid))
+    console.print(table(grid))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    first, second = (line.cells["personal"] for line in grid.lines[:2])
+    first, second = (row.scores["personal"] for row in grid.rows[:2])
     assert f"\x1b[1m{first.mean:.4f} ± {first.std:.4f}\x1b[0m" in text
     assert f"{second.mean:.4f} ± {second.std:.4f}***" in text and "Wilcoxon" in text
+
+
+def test_people_see_titles_and_plans_keep_names(tmp_path: Path) -> None:
+    plan = make_plan({**BOTH, "methods": ["fedavg_ft", "fedacs", {"algorithm": "fedacs", "name": "FedACS"}]})
+    # A title that is another method's name in the plan would make two of one.
+    assert plan.titles == {"fedavg_ft": "FedAvg-FT", "fedacs": "fedacs", "FedACS": "FedACS"}
+    assert plan.methods == ("fedavg_ft", "fedacs", "FedACS") and plan.runs[0].name == "fedavg_ft-seed1"
+    assert plan.plain()["methods"][0] == plan.plain()["called"]["fedavg_ft-seed1"] == "fedavg_ft"
+    found = standings(plan, {run.name: Found(run.config.plain(), [0.5, 0.6]) for run in plan.runs})
+    assert [row.cells[0] for row in table(found).rows] == ["FedAvg-FT", "fedacs", "FedACS"]
+    assert [row["method"] for row in csv.DictReader(io.StringIO(csv_text(found)))] == list(plan.methods)
 
 
 def test_the_table_is_what_the_runs_say(whole: Path) -> None:
@@ -364,16 +378,20 @@ def test_at_the_round_that_is_best_on_test_data(whole: Path) -> None:
     plan = make_plan(BOTH)
     results = load_results(plan, whole)
     found = standings(plan, results, "best_oracle")
-    assert markdown(found).startswith("test accuracy at the round that is best on test data, mean ± std over 2 seeds")
-    for line in found.lines:
-        runs, tuned = chosen_runs(plan, results, line.setting, line.method)
+    assert (
+        table(found)
+        .markdown()
+        .startswith("test accuracy at the round that is best on test data, mean ± std over 2 seeds")
+    )
+    for row in found.rows:
+        runs, tuned = chosen_runs(plan, results, row.setting, row.method)
         assert [run.config["seed"] for run in runs] == [1, 10] and tuned is None
-        for model, cell in line.cells.items():
+        for model, score in row.scores.items():
             metrics = [
                 run.metrics.query(f"model == '{model}' and split == 'test' and metric == 'accuracy'") for run in runs
             ]
             best = [each.groupby("round")["value"].mean().max() for each in metrics]
-            assert cell.mean == pytest.approx(sum(best) / 2)
+            assert score.mean == pytest.approx(sum(best) / 2)
 
 
 # ----------------------------------------------------------------------------------------------------- the command line
@@ -386,7 +404,7 @@ def options(**more: Any) -> list[str]:
 def test_the_command_plans_what_the_file_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: Standings
 ) -> None:
-    plans: list[Plan] = []
+    plans: list[ComparisonPlan] = []
     monkeypatch.setattr("coterie.studies.comparison.compare", lambda plan, out, **more: plans.append(plan) or grid)
     words = ["compare", "fedacs", "fedavg", "--seeds", "1", "10", *options(out=tmp_path), "--tune", "lr=0.1,0.2"]
     assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0

@@ -44,7 +44,8 @@ from coterie.cli.options import (
 from coterie.config import SHORTHANDS, ExperimentConfig, from_mapping, from_yaml
 from coterie.errors import ConfigError, Interrupted
 from coterie.results import Result, matrix_table, table
-from coterie.results.unfinished import so_far
+from coterie.results.labels import run_title
+from coterie.results.partial_summary import partial_summary
 from coterie.rows import distributed
 
 app = typer.Typer(
@@ -218,14 +219,15 @@ def show(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
 ) -> None:
     """Show runs beside each other in one table; of one that is not finished, what it has so far."""
-    summaries = []
+    summaries, titles = [], []
     for path in runs:
         result = api.load(path)
-        summaries.append(result.summary if result.finished else so_far(result))
+        titles.append(run_title(result))
+        summaries.append(result.summary if result.finished else partial_summary(result))
         if not result.finished:
             done = summaries[-1]["rounds"]
             err.print(f"{path} is not finished: round {done} of {result.config['rounds']}", highlight=False)
-    _print(summaries)
+    _print(summaries, titles)
 
 
 @contextlib.contextmanager
@@ -241,13 +243,13 @@ def _show(result: Result, quiet: bool) -> None:
     if not distributed.first():  # another process of the same run shows it
         return
     if not quiet:
-        _print([result.summary])
+        _print([result.summary], [run_title(result)])
         report.suggest(result.path)
     err.print(f"run: {result.path}", markup=False, highlight=False)
 
 
-def _print(summaries: Sequence[Mapping[str, Any]]) -> None:
-    standard_output.print(table(summaries))
-    crossed = matrix_table(summaries)
+def _print(summaries: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
+    standard_output.print(table(summaries, methods=methods))
+    crossed = matrix_table(summaries, methods)
     if crossed is not None:
         standard_output.print(crossed)

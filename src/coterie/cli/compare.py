@@ -116,10 +116,8 @@ def command(run: Callable[..., None], parse_settings: Callable[[list[str]], dict
             )
         except KeyboardInterrupt:
             raise Interrupted(None) from None
-        for tuned in found.tuning:
-            err.print(tuned.sentence(), markup=False, highlight=False)
         if not quiet:
-            out.print(comparison.terminal(found))
+            out.print(comparison.table(found))
             suggest(given["out"])
         err.print(f"comparison: {given['out']}", markup=False, highlight=False)
 

@@ -20,10 +20,12 @@ from coterie.errors import ConfigError, Interrupted
 from coterie.runs.storage.atomic_files import write_json, write_text
 from coterie.studies import recipes
 from coterie.studies.recipes.cells import CellName
+from coterie.studies.recipes.outcomes import paper_numbers
 from coterie.studies.recipes.plans import planned, settings_of, work
-from coterie.studies.recipes.runner import chosen_parts, paper_numbers
-from coterie.studies.recipes.schema import KINDS, Criterion, Part, Recipe
-from coterie.studies.recipes.tables import ABSENT, decimals, not_target, written
+from coterie.studies.recipes.runner import chosen_parts
+from coterie.studies.recipes.schema import KINDS, Criterion, Recipe, RecipePart
+from coterie.studies.recipes.tables import decimals, not_target, written
+from coterie.tables import ABSENT
 
 app = typer.Typer(
     help="Tables and figures of the papers: run them, and see our numbers beside theirs.", no_args_is_help=True
@@ -74,7 +76,7 @@ def _indented(text: str, style: str = "") -> None:
     out.print(Padding(RichText(text, style=style), (0, 0, 0, 2)))
 
 
-def _show_plan(part: Part, first: Part, quick: bool) -> None:
+def _show_plan(part: RecipePart, first: RecipePart, quick: bool) -> None:
     """Show a plan; of one that comes after another, what differs."""
     values, before = _plan(part, quick), _plan(first, quick)
     if part is not first:
@@ -87,7 +89,7 @@ def _show_plan(part: Part, first: Part, quick: bool) -> None:
         _indented(yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, default_flow_style=flow).rstrip())
 
 
-def _plan(part: Part, quick: bool) -> dict[str, Any]:
+def _plan(part: RecipePart, quick: bool) -> dict[str, Any]:
     values = {**part.plan, **(part.quick or {} if quick else {}), "at": part.at}
     rest = [name for name in values if name not in _ORDER]
     return {name: _brief(values[name]) for name in (*_ORDER, *rest) if values.get(name) is not None}
@@ -100,7 +102,7 @@ def _brief(value: Any) -> Any:
     return [each["algorithm"] if isinstance(each, dict) and set(each) == {"algorithm"} else each for each in value]
 
 
-def _show_numbers(part: Part, unit: str) -> None:
+def _show_numbers(part: RecipePart, unit: str) -> None:
     numbers = paper_numbers(part)
     if not numbers:
         _indented("the paper prints no numbers", "dim")
@@ -122,7 +124,7 @@ def _show_numbers(part: Part, unit: str) -> None:
         _indented(f"† not a target: {entry.why}", "dim")
 
 
-def _their_number(part: Part, cell: CellName | None, unit: str) -> str:
+def _their_number(part: RecipePart, cell: CellName | None, unit: str) -> str:
     if cell is None:
         return ABSENT
     text = written(paper_numbers(part)[cell], decimals(part.readings[cell.reading], unit))

@@ -1,22 +1,30 @@
-"""What is measured, and what is read from it: pure functions on tensors."""
+"""Metrics, and what is computed from them: pure functions on tensors."""
 
 from __future__ import annotations
 
-from coterie.evaluation.accuracy_matrix import Readings, Spread, equal_subsamples, g_acc, l_acc, read, s_acc
+from coterie.evaluation.accuracy_matrix import (
+    MatrixSummary,
+    Spread,
+    equal_subsamples,
+    g_acc,
+    l_acc,
+    s_acc,
+    summarise_matrix,
+)
 from coterie.evaluation.collaboration import block_contrast, recover_groups, recovery
 from coterie.evaluation.fairness import Fairness, fairness
 from coterie.evaluation.metrics import METRICS, Metric, per_client, segment_mean
-from coterie.evaluation.selection import Hybrid, best_round, hybrid_oracle, hybrid_validation
+from coterie.evaluation.selection import HybridChoice, best_round, hybrid_oracle, hybrid_validation
 from coterie.evaluation.significance import OverSeeds, PairedTest, over_seeds, wilcoxon
 
 __all__ = [
     "METRICS",
     "Fairness",
-    "Hybrid",
+    "HybridChoice",
+    "MatrixSummary",
     "Metric",
     "OverSeeds",
     "PairedTest",
-    "Readings",
     "Spread",
     "best_round",
     "block_contrast",
@@ -28,10 +36,10 @@ __all__ = [
     "l_acc",
     "over_seeds",
     "per_client",
-    "read",
     "recover_groups",
     "recovery",
     "s_acc",
     "segment_mean",
+    "summarise_matrix",
     "wilcoxon",
 ]

@@ -1,4 +1,4 @@
-"""What is read from the accuracy matrix: ``A[i, k]`` is personal model ``i`` on client ``k``'s test data.
+"""Measures of the accuracy matrix: ``A[i, k]`` is personal model ``i`` on client ``k``'s test data.
 
 - L-acc of client ``i`` is ``A[i, i]``: how well its model fits its own data;
 - G-acc is the mean of row ``i``: how well it does on everybody's;
@@ -45,8 +45,8 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Readings:
-    """All that a table of FedPG's prints of one method.
+class MatrixSummary:
+    """The measures of one accuracy matrix, as FedPG's tables print them.
 
     Parameters
     ----------
@@ -66,8 +66,8 @@ class Readings:
     global_model: Spread | None
 
 
-def company(clients: int, fraction: float, seed: int) -> Tensor:
-    """Draw on whose test data each personal model is tested for S-acc.
+def s_acc_clients(clients: int, fraction: float, seed: int) -> Tensor:
+    """Draw the clients on whose test data each personal model is tested for S-acc.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def company(clients: int, fraction: float, seed: int) -> Tensor:
     Returns
     -------
     Tensor
-        Booleans ``[clients, clients]``: row ``i`` marks ``i`` and its company.
+        Booleans ``[clients, clients]``: row ``i`` marks ``i`` and the others that were drawn for it.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def s_acc(matrix: Tensor, fraction: float, seed: int) -> Tensor:
     """
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ConfigError(f"an accuracy matrix has a row and a column for each client, not shape {tuple(matrix.shape)}")
-    return _mean_over(matrix, company(matrix.shape[0], fraction, seed).to(matrix.device))
+    return _mean_over(matrix, s_acc_clients(matrix.shape[0], fraction, seed).to(matrix.device))
 
 
 def l_acc(matrix: Tensor) -> Tensor:
@@ -162,10 +162,10 @@ def g_acc(matrix: Tensor) -> Tensor:
     return _mean_over(matrix, torch.ones_like(matrix, dtype=torch.bool))
 
 
-def read(
+def summarise_matrix(
     matrix: Tensor, seed: int, fractions: tuple[float, ...] = (0.5,), global_accuracy: Tensor | None = None
-) -> Readings:
-    """Read everything from an accuracy matrix.
+) -> MatrixSummary:
+    """Compute every measure of an accuracy matrix.
 
     Parameters
     ----------
@@ -180,10 +180,10 @@ def read(
 
     Returns
     -------
-    Readings
+    MatrixSummary
         L-acc, S-acc, G-acc and the global model's row.
     """
-    return Readings(
+    return MatrixSummary(
         Spread(l_acc(matrix)),
         {fraction: Spread(s_acc(matrix, fraction, seed)) for fraction in fractions},
         Spread(g_acc(matrix)),

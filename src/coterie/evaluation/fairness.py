@@ -43,20 +43,7 @@ class Fairness:
 
 
 def variance(values: Tensor, ddof: int = 0) -> float:
-    """Variance over clients, in float64.
-
-    Parameters
-    ----------
-    values
-        One number a client.
-    ddof
-        0 to divide by the number of clients, 1 to divide by one less.
-
-    Returns
-    -------
-    float
-        The variance, NaN where there are not more than ``ddof`` clients.
-    """
+    """Variance over clients in float64, NaN where there are not more than ``ddof`` clients."""
     wide = values.double()
     if len(wide) <= ddof:
         return math.nan
@@ -64,20 +51,7 @@ def variance(values: Tensor, ddof: int = 0) -> float:
 
 
 def worst_decile(scores: Tensor, higher_is_better: bool = True) -> float:
-    """Mean score of the worst tenth of the clients, rounded down but at least one client.
-
-    Parameters
-    ----------
-    scores
-        One number a client.
-    higher_is_better
-        Whether more is better.
-
-    Returns
-    -------
-    float
-        The mean, NaN without clients.
-    """
+    """Mean score of the worst tenth of the clients, rounded down but at least one; NaN without clients."""
     if not len(scores):
         return math.nan
     ordered = torch.sort(scores.double(), descending=not higher_is_better).values

@@ -71,18 +71,7 @@ def segment_mean(values: Tensor, offsets: Tensor) -> Tensor:
 
 
 def predictions(outputs: Tensor) -> Tensor:
-    """Read the predicted class off each sample's outputs.
-
-    Parameters
-    ----------
-    outputs
-        Scores ``[samples, classes]``, or log-odds ``[samples]`` or ``[samples, 1]``.
-
-    Returns
-    -------
-    Tensor
-        Class numbers ``[samples]``, -1 where an output is NaN.
-    """
+    """Give the predicted class of each sample, -1 where an output is NaN."""
     scores = _squeezed(outputs)
     if scores.dim() == 1:
         return (scores > 0).long().masked_fill(scores.isnan(), -1)
@@ -174,64 +163,20 @@ METRICS: dict[str, Metric] = {
 
 
 def names(task: str | None = None) -> tuple[str, ...]:
-    """Give the names of the metrics.
-
-    Parameters
-    ----------
-    task
-        ``"multiclass"``, ``"binary"`` or ``"regression"`` for those that fit this task, ``None`` for all.
-
-    Returns
-    -------
-    tuple of str
-        The names; the first is the usual one for the task.
-
-    Raises
-    ------
-    UnknownName
-        If there is no such task.
-    """
+    """Give the names of the metrics, or of those that fit a task; the first is the usual one for it."""
     if task is not None and task not in TASKS:
         raise UnknownName("task", task, TASKS)
     return tuple(name for name, metric in METRICS.items() if task is None or task in metric.tasks)
 
 
 def get(name: str) -> Metric:
-    """Look a metric up.
-
-    Parameters
-    ----------
-    name
-        Its name.
-
-    Returns
-    -------
-    Metric
-        The metric.
-
-    Raises
-    ------
-    UnknownName
-        If there is no such metric.
-    """
     if name not in METRICS:
         raise UnknownName("metric", name, METRICS)
     return METRICS[name]
 
 
 def usual(name: str) -> str:
-    """Give the usual metric of the task that a metric is for.
-
-    Parameters
-    ----------
-    name
-        A metric's name.
-
-    Returns
-    -------
-    str
-        ``"accuracy"``, or ``"rmse"`` where the task is regression.
-    """
+    """Give the usual metric of the task that a metric is for."""
     return TASKS[min(get(name).tasks)].metric
 
 

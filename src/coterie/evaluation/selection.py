@@ -15,7 +15,7 @@ from coterie.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Hybrid:
+class HybridChoice:
     """The hybrid model: for each client the better of its personal and the global model.
 
     Parameters
@@ -35,7 +35,7 @@ class Hybrid:
         return float(self.accuracy.double().mean())
 
 
-def hybrid_oracle(personal: Tensor, global_: Tensor) -> Hybrid:
+def hybrid_oracle(personal: Tensor, global_: Tensor) -> HybridChoice:
     """Choose on the test data themselves, as FLAME's code does.
 
     Parameters
@@ -47,12 +47,12 @@ def hybrid_oracle(personal: Tensor, global_: Tensor) -> Hybrid:
 
     Returns
     -------
-    Hybrid
+    HybridChoice
         The larger of the two for every client; the personal model where they are equal.
     """
     _same_shape(personal, global_)
     better = personal >= global_
-    return Hybrid(better, torch.where(better, personal, global_))
+    return HybridChoice(better, torch.where(better, personal, global_))
 
 
 def hybrid_validation(
@@ -63,7 +63,7 @@ def hybrid_validation(
     global_validation: Tensor,
     personal_loss: Tensor,
     global_loss: Tensor,
-) -> Hybrid:
+) -> HybridChoice:
     """Choose on validation data, the client's own and never trained on.
 
     Parameters
@@ -83,14 +83,14 @@ def hybrid_validation(
 
     Returns
     -------
-    Hybrid
+    HybridChoice
         The choice and its test accuracy. Where accuracy and loss are equal, and where a client has no validation data
         (NaN), it is the personal model.
     """
     _same_shape(personal, global_, personal_validation, global_validation, personal_loss, global_loss)
     tied = personal_validation == global_validation
     to_global = (global_validation > personal_validation) | (tied & (global_loss < personal_loss))
-    return Hybrid(~to_global, torch.where(to_global, global_, personal))
+    return HybridChoice(~to_global, torch.where(to_global, global_, personal))
 
 
 def best_round(scores: Tensor, *, higher_is_better: bool = True) -> int:

@@ -1,4 +1,4 @@
-"""Whether a difference between two methods is more than chance, and what several seeds say together."""
+"""Whether two methods differ by more than chance, and the spread over seeds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PairedTest:
 
     @property
     def identical(self) -> bool:
-        """Whether no client tells the two methods apart."""
+        """Whether the two methods have the same score on every client."""
         return self.ties == self.clients
 
 
@@ -75,20 +75,20 @@ def wilcoxon(first: ArrayLike, second: ArrayLike) -> PairedTest:
     both = ~(np.isnan(one) | np.isnan(other))
     # Without rounding, 0.9 - 0.8 and 0.4 - 0.3 would rank apart.
     difference = np.round(one[both] - other[both], _DECIMALS)
-    told = difference[difference != 0]
-    clients, ties = len(difference), len(difference) - len(told)
+    unequal = difference[difference != 0]
+    clients, ties = len(difference), len(difference) - len(unequal)
     if not clients:
         return PairedTest(math.nan, math.nan, 0, 0, math.nan)
     median = float(np.median(difference))
-    if not len(told):
+    if not len(unequal):
         return PairedTest(1.0, 0.0, clients, ties, median)
-    outcome = stats.wilcoxon(told)
+    outcome = stats.wilcoxon(unequal)
     return PairedTest(float(outcome.pvalue), float(outcome.statistic), clients, ties, median)
 
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """What several runs that differ only by seed say together.
+    """Mean and standard deviation over runs that differ only by seed.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from coterie.results.result import Result
 from coterie.results.run_set import RunSet
 from coterie.results.statistics import At, Collaboration, client_scores, collaboration, over_seeds, wilcoxon
-from coterie.results.tables import matrix_table, table
+from coterie.results.summary_tables import matrix_table, table
 from coterie.runs.summary import MODELS, summarise
 
 __all__ = [

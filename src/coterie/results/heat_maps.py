@@ -1,4 +1,4 @@
-"""A run's matrices, and who holds what in it, as charts."""
+"""Charts of one run: its matrices, and the samples of each client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from coterie.results import figures
-from coterie.results.figures import HeatMap, Order, Panels
+from coterie.results.figures import ClientOrder, HeatMap, Panels
 
 if TYPE_CHECKING:
     from coterie.results.result import Result
@@ -19,26 +19,13 @@ FRAMES = 40
 
 
 def weights_map(result: Result, frames: int = FRAMES) -> HeatMap:
-    """Chart a run's collaboration weights, with clients of one group beside each other.
-
-    Parameters
-    ----------
-    result
-        The run; one without weights is refused with a ``RunFolderError``.
-    frames
-        Rounds at most, evenly spaced, the last always among them.
-
-    Returns
-    -------
-    HeatMap
-        A matrix for each round.
-    """
+    """Chart a run's collaboration weights at so many evenly spaced rounds, the last among them."""
     rounds = _spaced(result.weight_rounds, frames)
     if not rounds:
         result.weights()  # refuses in its own words
     return figures.heat_map(
         ((number, result.weights(number)) for number in rounds),
-        order_of(result, (result.weights(number) for number in rounds)),
+        client_order(result, (result.weights(number) for number in rounds)),
         what="weight",
         axes=("taker", "giver"),
         own=False,
@@ -46,27 +33,14 @@ def weights_map(result: Result, frames: int = FRAMES) -> HeatMap:
 
 
 def matrix_map(result: Result, frames: int = FRAMES) -> HeatMap:
-    """Chart a run's accuracy matrices, with clients of one group beside each other.
-
-    Parameters
-    ----------
-    result
-        The run; one without a matrix is refused with a ``RunFolderError``.
-    frames
-        Rounds at most, evenly spaced, the last always among them.
-
-    Returns
-    -------
-    HeatMap
-        A matrix for each round.
-    """
+    """Chart a run's accuracy matrices at so many evenly spaced rounds, the last among them."""
     last, rounds = result.matrix(), _spaced(result.matrix_rounds, frames)
     values = last.to_numpy()
     values = values[np.isfinite(values)]
     ends = (np.floor(10 * values.min()) / 10, np.ceil(10 * values.max()) / 10) if len(values) else (0.0, 1.0)
     return figures.heat_map(
         ((number, result.matrix(number)) for number in rounds),
-        order_of(result, [last]),
+        client_order(result, [last]),
         what=primary_metric(result) or "accuracy",
         axes=("personal model", "test samples of"),
         range=(float(ends[0]), float(ends[1])),
@@ -74,74 +48,28 @@ def matrix_map(result: Result, frames: int = FRAMES) -> HeatMap:
 
 
 def shares_map(result: Result) -> Panels | HeatMap:
-    """Chart who holds what in a run.
-
-    Parameters
-    ----------
-    result
-        The run; one that does not say is refused with a ``RunFolderError``.
-
-    Returns
-    -------
-    Panels or HeatMap
-        Bubbles for few clients, a heat map for many.
-    """
-    return figures.holdings(result.shares, figures.in_groups(result.shares))
+    """Chart the samples of each client."""
+    return figures.samples_by_client(result.shares, figures.order_by_group(result.shares))
 
 
-def order_of(result: Result, matrices: Iterable[pd.DataFrame]) -> Order:
-    """Order the clients of a run's matrices.
-
-    Parameters
-    ----------
-    result
-        The run.
-    matrices
-        The matrices of clients against clients; read only if the run does not say who its clients are.
-
-    Returns
-    -------
-    Order
-        All clients that train, by group, main class or number, as far as the run says.
-    """
+def client_order(result: Result, matrices: Iterable[pd.DataFrame]) -> ClientOrder:
+    """Order the clients that train; the matrices are read only if the run does not say who its clients are."""
     if result.has_shares:
-        return figures.in_groups(result.shares, result.shares.loc[result.shares["role"] != "newcomer", "client"])
-    return figures.in_groups(
+        return figures.order_by_group(result.shares, result.shares.loc[result.shares["role"] != "newcomer", "client"])
+    return figures.order_by_group(
         None, {int(client) for matrix in matrices for axis in matrix.axes for client in axis.to_numpy()}
     )
 
 
-def honest(result: Result) -> list[int] | None:
-    """List the clients that count.
-
-    Parameters
-    ----------
-    result
-        The run.
-
-    Returns
-    -------
-    list of int or None
-        The clients that train and do not attack, ``None`` if the run does not say what its clients do.
-    """
+def honest_clients(result: Result) -> list[int] | None:
+    """List the clients that train and do not attack, ``None`` if the run does not say what its clients do."""
     if not result.has_shares:
         return None
     return [int(client) for client in result.shares.loc[result.shares["role"] == "honest", "client"]]
 
 
 def primary_metric(result: Result) -> str | None:
-    """Give the metric that a run is judged by.
-
-    Parameters
-    ----------
-    result
-        The run, finished or not.
-
-    Returns
-    -------
-    str or None
-        Its name, ``None`` if nothing has been recorded yet.
-    """
+    """Give the metric that a run is judged by, ``None`` if nothing has been recorded yet."""
     if result.finished:
         return str(result.summary["metric"])
     named = result.config.get("metrics") or ()

@@ -1,4 +1,4 @@
-"""What runs beside each other are called: the method, and no more of the configuration than tells them apart."""
+"""What runs beside each other are called: the method's title, and as much of the configuration as tells them apart."""
 
 from __future__ import annotations
 
@@ -7,63 +7,60 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie.algorithms import registry
+from coterie.errors import CoterieError
+from coterie.results._config_fields import config_fields
 from coterie.results.figures import Line
+from coterie.simulation import attacks
 
 if TYPE_CHECKING:
     from coterie.results.result import Result
 
-# What decides how a run is computed or how closely it is watched, but not what it is.
-_IMMATERIAL = (
-    "algorithm",
-    "algorithm_sha256",
-    "settings",
-    "seed",
-    "engine",
-    "device",
-    "kernel",
-    "convolution",
-    "chunk",
-    "compile",
-    "threads",
-    "keep",
-    "scratch",
-    "checkpoint_every",
-    "eval_every",
-    "eval_train",
-    "matrix",
-    "matrix_every",
-    "s_acc",
-)
+# The method has a label of its own, and runs that differ by their seed alone are one line.
+_SAID_OTHERWISE = frozenset({"algorithm", "algorithm_sha256", "settings", "seed"})
 
 
-def lines(
-    results: Sequence[Result], leave_out: Collection[str] = (), called: Sequence[str | None] | None = None
+def method_title(name: str) -> str:
+    """Give the title of a method by its name, or the name itself where no such method is registered here."""
+    try:
+        return registry.get(name).title
+    except CoterieError:  # a run of somebody else's method, or of a file that is no longer there
+        return Path(name).stem if registry.is_file(name) else name
+
+
+def run_title(result: Result) -> str:
+    """Give the title of a run's method; where its file is not at hand, the name that the run recorded."""
+    given = str(result.config.get("algorithm", "?"))
+    if registry.is_file(given) and not Path(given).expanduser().is_file():
+        return recorded_name(result)
+    return method_title(given)
+
+
+def recorded_name(result: Result) -> str:
+    """Give the registered name of a run's method; of a file that a run is still going on with, the file's."""
+    if result.finished:
+        return str(result.summary["algorithm"])
+    given = str(result.config.get("algorithm", "?"))
+    return Path(given).stem if registry.is_file(given) else given
+
+
+def lines_of(
+    results: Sequence[Result], leave_out: Collection[str] = (), names: Sequence[str | None] | None = None
 ) -> list[Line]:
     """Say to which line each run belongs: runs of one line differ by their seed alone.
 
-    Parameters
-    ----------
-    results
-        The runs.
-    leave_out
-        Fields of the configuration that are not to tell lines apart.
-    called
-        What somebody called the method of each run, ``None`` where nobody did; its own name by default.
-
-    Returns
-    -------
-    list of Line
-        A line for each run. Two runs that are alike even in their seed are told apart by their folders.
+    Fields in ``leave_out`` tell no lines apart. ``names`` is what a plan calls the method of each run, ``None`` where
+    there is no plan. Two runs that are alike even in their seed are told apart by their folders.
     """
     configs = [result.config for result in results]
-    names = called or [None] * len(results)
-    methods = [name or method_name(result) for name, result in zip(names, results, strict=True)]
-    fields = [name for name in _names(configs) if name not in (*_IMMATERIAL, *leave_out)]
+    methods = [_method(result, name) for result, name in zip(results, names or [None] * len(results), strict=True)]
+    immaterial = {*_SAID_OTHERWISE, *config_fields("how"), *config_fields("record"), *leave_out}
+    fields = [name for name in _all_names(configs) if name not in immaterial]
     found = []
     for config, method in zip(configs, methods, strict=True):
         alike = [other.get("settings") or {} for other, name in zip(configs, methods, strict=True) if name == method]
-        own = _said(config.get("settings") or {}, alike, _names(alike))
-        found.append(Line(f"{method} ({own})" if own else method, _said(config, configs, fields)))
+        own = _differences(config.get("settings") or {}, alike, _all_names(alike))
+        found.append(Line(f"{method} ({own})" if own else method, _differences(config, configs, fields)))
     if leave_out:
         return found
     for key in (_folder_name, str):
@@ -75,34 +72,30 @@ def lines(
     return found
 
 
-def method_name(result: Result) -> str:
-    """Give the name of a run's method.
+def attack_label(result: Result) -> tuple[str, float]:
+    """Give the kind of attack, with its options, and the fraction of attackers; no kind if there are none."""
+    text = result.config.get("attack")
+    if not text:
+        return "", 0.0
+    attack, options = attacks.parse(str(text)), str(text).partition(",")[2]
+    kind = f"{attack.kind} ({options})" if options else attack.kind
+    return (kind if attack.fraction else ""), attack.fraction
 
-    Parameters
-    ----------
-    result
-        The run, finished or not.
 
-    Returns
-    -------
-    str
-        As in the registry; of a Python file that a run is still going on with, the file's.
-    """
-    if result.finished:
-        return str(result.summary["algorithm"])
-    named = str(result.config.get("algorithm", "?"))
-    return Path(named).stem if named.endswith(".py") else named
+def _method(result: Result, name: str | None) -> str:
+    # A plan calls a method by its registered name unless its author chose another.
+    return run_title(result) if name is None or name == recorded_name(result) else name
 
 
 def _folder_name(path: Path) -> str:
     return path.name
 
 
-def _names(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _all_names(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for config in configs for name in config))
 
 
-def _said(config: Mapping[str, Any], among: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+def _differences(config: Mapping[str, Any], among: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     """Write those of the values in which the configurations differ."""
     differ = [name for name in names if any(other.get(name) != among[0].get(name) for other in among)]
     return ", ".join(f"{name}={_value(config.get(name))}" for name in differ)

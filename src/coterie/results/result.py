@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import html
-import io
 import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
 from coterie.errors import RunFolderError
 from coterie.results import figures, heat_maps
+from coterie.results.labels import run_title
 from coterie.results.run_set import RunSet
-from coterie.results.tables import table
+from coterie.results.summary_tables import table
 from coterie.runs.storage import (
     MetricsLog,
     TimingsLog,
@@ -27,6 +25,7 @@ from coterie.runs.storage import (
     read_summary,
 )
 from coterie.runs.storage.run_files import SHARES
+from coterie.tables import Table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -261,10 +260,10 @@ class Result:
 
         Returns
         -------
-        rich.table.Table
+        Table
             One row for each model.
         """
-        return table([self.summary])
+        return table([self.summary], methods=[run_title(self)])
 
     @cached_property
     def _summary(self) -> dict[str, Any] | None:
@@ -276,6 +275,4 @@ class Result:
     def _repr_html_(self) -> str:
         if not self.finished:
             return f"<p>{html.escape(repr(self))}</p>"
-        console = Console(record=True, file=io.StringIO(), width=100)
-        console.print(self.table())
-        return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
+        return self.table().html()

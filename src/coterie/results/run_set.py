@@ -14,10 +14,9 @@ from pandas.api.types import union_categoricals
 from coterie.errors import ConfigError, RunFolderError
 from coterie.results import figures
 from coterie.results.figures import Boxes, Chart, Line, Panels, Style
-from coterie.results.heat_maps import honest, primary_metric
-from coterie.results.labels import lines
+from coterie.results.heat_maps import honest_clients, primary_metric
+from coterie.results.labels import attack_label, lines_of
 from coterie.runs.storage import EVERYONE
-from coterie.simulation import attacks
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -35,8 +34,8 @@ class RunSet:
     ----------
     results
         The runs, in the order of legends; none is refused with a ``ConfigError``.
-    called
-        What a plan calls the method of each, ``None`` where there is none; its own name by default.
+    names
+        What a plan calls the method of each, ``None`` where there is no plan; the method's title by default.
 
     Attributes
     ----------
@@ -49,13 +48,13 @@ class RunSet:
 
     Examples
     --------
-    >>> runs = Runs([coterie.load(path) for path in paths])  # doctest: +SKIP
+    >>> runs = RunSet([coterie.load(path) for path in paths])  # doctest: +SKIP
     >>> runs.plot_curves()  # doctest: +SKIP
     """
 
-    def __init__(self, results: Sequence[Result], called: Sequence[str | None] | None = None) -> None:
-        self.results, self._called = _some(results), called
-        self.lines: list[Line] = lines(self.results, called=called)
+    def __init__(self, results: Sequence[Result], names: Sequence[str | None] | None = None) -> None:
+        self.results, self._names = _some(results), names
+        self.lines: list[Line] = lines_of(self.results, names=names)
         self.styles: dict[str, Style] = figures.styles(self.lines)
 
     @cached_property
@@ -94,7 +93,7 @@ class RunSet:
 
         Returns
         -------
-        Runs
+        RunSet
             The runs; lines are called by their methods alone.
         """
         places = [place for place, line in enumerate(self.lines) if line.setting == setting]
@@ -150,7 +149,7 @@ class RunSet:
         """
         return figures.distribution(self._measured_by(metric), metric, self.styles)
 
-    def in_order(self, metric: str) -> Panels | None:
+    def sorted_clients(self, metric: str) -> Panels | None:
         """Chart every client's value at the last round, from the least to the greatest.
 
         Parameters
@@ -163,7 +162,7 @@ class RunSet:
         Panels or None
             The chart, ``None`` if nothing was measured.
         """
-        return figures.in_order(self._measured_by(metric), metric, self.styles)
+        return figures.sorted_clients(self._measured_by(metric), metric, self.styles)
 
     def fairness(self, metric: str) -> Panels | None:
         """Chart the mean over clients against the variance over clients.
@@ -200,7 +199,7 @@ class RunSet:
         """
         return figures.seconds(self.timings, self.styles)
 
-    def company(self) -> Panels | None:
+    def s_acc(self) -> Panels | None:
         """Chart S-acc against the fraction of the other clients, from each run's last accuracy matrix.
 
         Returns
@@ -211,13 +210,13 @@ class RunSet:
         found = []
         for number, result in enumerate(self.results):
             if result.matrix_rounds:
-                matrix, counted = result.matrix(), honest(result)
+                matrix, counted = result.matrix(), honest_clients(result)
                 clients = [int(client) for client in matrix.index] if counted is None else counted
-                of_run = figures.readings(matrix, int(result.config["seed"]), clients)
+                of_run = figures.s_acc_by_fraction(matrix, int(result.config["seed"]), clients)
                 found.append(self._marked(number, of_run))
         if not found:
             return None
-        return figures.company(pd.concat(found), "/".join(self.metric_names), self.styles)
+        return figures.s_acc_chart(pd.concat(found), "/".join(self.metric_names), self.styles)
 
     def robustness(self, metric: str) -> Panels | None:
         """Chart the last mean over honest clients against the fraction of clients that attack.
@@ -232,8 +231,8 @@ class RunSet:
         Panels or None
             The chart, ``None`` unless runs of one method differ in that fraction.
         """
-        attacked = [_attack(result) for result in self.results]
-        alike = lines(self.results, leave_out=("attack",), called=self._called)
+        attacked = [attack_label(result) for result in self.results]
+        alike = lines_of(self.results, leave_out=("attack",), names=self._names)
         final = figures.per_run(self._measured_by(metric), metric)
         if final.empty:
             return None
@@ -279,7 +278,7 @@ class RunSet:
             A panel for each model.
         """
         name = self._named(metric)
-        return self._plotted(self.in_order(name) if sort else self.distribution(name), name)
+        return self._plotted(self.sorted_clients(name) if sort else self.distribution(name), name)
 
     def plot_fairness(self, metric: str | None = None) -> Figure:
         """Plot the mean over clients against the variance over clients, of the metric and of the loss.
@@ -324,7 +323,7 @@ class RunSet:
         plotly.graph_objects.Figure
             A line for each line of runs that have an accuracy matrix.
         """
-        return self._plotted(self.company(), "accuracy matrix")
+        return self._plotted(self.s_acc(), "accuracy matrix")
 
     def plot_robustness(self, metric: str | None = None) -> Figure:
         """Plot the last mean over honest clients against the fraction of clients that attack.
@@ -373,7 +372,7 @@ def _some(results: Sequence[Result]) -> list[Result]:
 def _counted(result: Result) -> pd.DataFrame:
     frame = result.metrics
     frame = frame[(frame["split"] == "test") | (frame["model"] == "federation")]
-    counted = honest(result)
+    counted = honest_clients(result)
     if counted is None:
         return frame
     return frame[frame["client"].isin([*counted, EVERYONE]) | (frame["model"] == "newcomer")]
@@ -389,13 +388,3 @@ def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
         else:
             columns[name] = np.concatenate([part.to_numpy() for part in parts])
     return pd.DataFrame(columns)
-
-
-def _attack(result: Result) -> tuple[str, float]:
-    """Give the kind of attack, with its options, and the fraction of attackers; no kind if there are none."""
-    text = result.config.get("attack")
-    if not text:
-        return "", 0.0
-    attack, options = attacks.parse(str(text)), str(text).partition(",")[2]
-    kind = f"{attack.kind} ({options})" if options else attack.kind
-    return (kind if attack.fraction else ""), attack.fraction

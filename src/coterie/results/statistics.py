@@ -1,4 +1,4 @@
-"""What several runs say together: over seeds, client by client, and about the groups that the clients have."""
+"""Statistics over several runs: over seeds, client by client, and about the groups that the clients have."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pandas as pd
 from coterie import evaluation
 from coterie.errors import ConfigError
 from coterie.evaluation import OverSeeds, PairedTest
+from coterie.results._config_fields import config_fields
 from coterie.results.result import Result
 
 At = Literal["final", "best", "best_oracle"]
 """The last round, the best on validation data, or the best on test data."""
 
-_COMPUTING = ("engine", "device", "kernel", "convolution", "chunk", "compile", "threads", "checkpoint_every")
-_WHO_HOLDS_WHAT = ("data", "partition", "clients", "seed", "validation", "test_fraction", "scarcity", "max_test")
+_SAMPLES_OF_CLIENTS = ("data", "partition", "clients", "seed", "validation", "test_fraction", "scarcity", "max_test")
 
 
 def over_seeds(results: Sequence[Result], model: str = "personal", at: At = "final") -> OverSeeds:
@@ -50,12 +50,14 @@ def over_seeds(results: Sequence[Result], model: str = "personal", at: At = "fin
     """
     if not results:
         raise ConfigError("a summary over seeds needs at least one run")
+    # What is recorded changes no number, but the best round is chosen among those that were evaluated.
+    free = {"seed", *config_fields("how"), *config_fields("record")} - {"eval_every"}
     for result in results[1:]:
-        _refuse_difference(results[0], result, [key for key in result.config if key not in ("seed", *_COMPUTING)])
+        _refuse_difference(results[0], result, [key for key in result.config if key not in free])
     seeds = [result.config["seed"] for result in results]
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"the runs have the seeds {', '.join(map(str, seeds))}: each must be there once")
-    return evaluation.over_seeds([_number(result, model, at) for result in results])
+    return evaluation.over_seeds([_mean(result, model, at) for result in results])
 
 
 def wilcoxon(first: Result, second: Result, model: str = "personal", at: At = "best") -> PairedTest:
@@ -83,7 +85,7 @@ def wilcoxon(first: Result, second: Result, model: str = "personal", at: At = "b
         If their clients do not hold the same samples, they were measured by different metrics, or one has no such
         number.
     """
-    _refuse_difference(first, second, _WHO_HOLDS_WHAT)
+    _refuse_difference(first, second, _SAMPLES_OF_CLIENTS)
     metrics = [result.summary["metric"] for result in (first, second)]
     if metrics[0] != metrics[1]:
         raise ConfigError(f"the runs were measured by {metrics[0]} and by {metrics[1]}: both must be by the same")
@@ -108,7 +110,7 @@ def client_scores(result: Result, model: str = "personal", at: At = "final") -> 
     pandas.Series
         A value for each client that has one and does not attack, by client.
     """
-    found, frame = _of_model(result, model, at), result.metrics
+    found, frame = _model_at(result, model, at), result.metrics
     of_model = frame[
         (frame["model"] == model) & (frame["split"] == "test") & (frame["metric"] == result.summary["metric"])
     ]
@@ -184,7 +186,7 @@ def _refuse_difference(one: Result, other: Result, keys: Sequence[str]) -> None:
             )
 
 
-def _of_model(result: Result, model: str, at: At) -> Mapping[str, Any]:
+def _model_at(result: Result, model: str, at: At) -> Mapping[str, Any]:
     found: Mapping[str, Any] | None = (result.summary.get(model) or {}).get(at)
     if found is None or found["mean"] is None:
         raise ConfigError(
@@ -194,5 +196,5 @@ def _of_model(result: Result, model: str, at: At) -> Mapping[str, Any]:
     return found
 
 
-def _number(result: Result, model: str, at: At) -> float:
-    return float(_of_model(result, model, at)["mean"])
+def _mean(result: Result, model: str, at: At) -> float:
+    return float(_model_at(result, model, at)["mean"])

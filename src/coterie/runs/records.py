@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie.algorithms.base import Info, Weights
 from coterie.config import ExperimentConfig
 from coterie.errors import AlgorithmError
-from coterie.evaluation import read
+from coterie.evaluation import summarise_matrix
 from coterie.runs.builder import Assembly
 from coterie.runs.storage import EVERYONE, RunFolder
 from coterie.simulation.accuracy_matrix import Matrix
@@ -75,7 +75,7 @@ class Recorder:
         """Record an accuracy matrix, and what is read from it."""
         clients, metrics = found.clients.cpu().numpy(), self.folder.metrics
         self.folder.accuracy_matrices.append(round_number, found.values.cpu().numpy(), clients)
-        readings = read(found.values, self._config.seed, self._config.s_acc, found.global_values)
+        readings = summarise_matrix(found.values, self._config.seed, self._config.s_acc, found.global_values)
         of_clients = {"l_acc": readings.local, "g_acc": readings.everyone}
         of_clients |= {f"s_acc {fraction}": spread for fraction, spread in readings.synthetic.items()}
         for name, spread in of_clients.items():

@@ -8,7 +8,7 @@ import pytest
 
 from coterie import randomness
 from coterie.results import figures
-from coterie.results.figures import HeatMap, Order, Panels
+from coterie.results.figures import ClientOrder, HeatMap, Panels
 
 SHARES = pd.DataFrame(
     {
@@ -27,35 +27,35 @@ def matrix(clients: int, purpose: str = "test figures") -> pd.DataFrame:
     return pd.DataFrame(randomness.stream(5, purpose).random((clients, clients)))
 
 
-def plain(clients: int) -> Order:
-    return Order(np.arange(clients), (), "number")
+def plain(clients: int) -> ClientOrder:
+    return ClientOrder(np.arange(clients), (), "number")
 
 
 def test_clients_stand_by_group_then_number() -> None:
-    order = figures.in_groups(SHARES)
+    order = figures.order_by_group(SHARES)
     np.testing.assert_array_equal(order.clients, [1, 3, 0, 2])
     assert order.groups == ("group 0", "group 0", "group 1", "group 1") and order.by == "group"
 
 
 def test_without_groups_by_main_class_and_without_classes_by_number() -> None:
-    order = figures.in_groups(SHARES.drop(columns="group"))
+    order = figures.order_by_group(SHARES.drop(columns="group"))
     np.testing.assert_array_equal(order.clients, [1, 0, 2, 3])
     assert order.groups == ("mostly cat", "mostly dog", "mostly dog", "mostly dog") and order.by == "main class"
-    order = figures.in_groups(SHARES[["client", "role", "train"]].iloc[::-1])
+    order = figures.order_by_group(SHARES[["client", "role", "train"]].iloc[::-1])
     np.testing.assert_array_equal(order.clients, [0, 1, 2, 3])
     assert order.groups == () and order.by == "number"
-    np.testing.assert_array_equal(figures.in_groups(None, {7, 2}).clients, [2, 7])
-    np.testing.assert_array_equal(figures.in_groups(SHARES, [0, 1]).clients, [1, 0])
+    np.testing.assert_array_equal(figures.order_by_group(None, {7, 2}).clients, [2, 7])
+    np.testing.assert_array_equal(figures.order_by_group(SHARES, [0, 1]).clients, [1, 0])
 
 
 def test_ten_groups_are_in_the_order_of_numbers_and_not_of_letters() -> None:
     shares = pd.DataFrame({"client": [0, 1, 2], "group": [10, 9, 2]})
-    np.testing.assert_array_equal(figures.in_groups(shares).clients, [2, 1, 0])
+    np.testing.assert_array_equal(figures.order_by_group(shares).clients, [2, 1, 0])
 
 
 def test_rows_and_columns_are_those_of_the_order() -> None:
     weights = matrix(4)
-    order = figures.in_groups(SHARES)
+    order = figures.order_by_group(SHARES)
     chart = figures.heat_map([(1, weights)], order, **KEYS)
     np.testing.assert_allclose(chart.frames[0][1], weights.to_numpy()[[1, 3, 0, 2]][:, [1, 3, 0, 2]], rtol=1e-6)
     assert chart.rows.labels == ("client 1 (group 0)", "client 3 (group 0)", "client 0 (group 1)", "client 2 (group 1)")
@@ -116,7 +116,7 @@ def test_a_clients_weight_on_itself_decides_no_colour() -> None:
 
 
 def test_borders_of_groups_lie_where_they_do_among_blocks() -> None:
-    order = Order(np.arange(10), ("a",) * 4 + ("b",) * 6, "group")
+    order = ClientOrder(np.arange(10), ("a",) * 4 + ("b",) * 6, "group")
     chart = figures.heat_map([(1, matrix(10))], order, limit=5, **KEYS)
     # Blocks of two clients: four clients are two blocks, which end at 1.5.
     assert chart.rows.borders == (1.5,) and chart.rows.ticks == ((0.5, "a"), (3.0, "b"))
@@ -124,7 +124,7 @@ def test_borders_of_groups_lie_where_they_do_among_blocks() -> None:
 
 
 def test_who_has_what_as_bubbles() -> None:
-    chart = figures.holdings(SHARES, figures.in_groups(SHARES))
+    chart = figures.samples_by_client(SHARES, figures.order_by_group(SHARES))
     assert isinstance(chart, Panels)
     (series,) = chart.panels[0].series
     # In order 1, 3, 0, 2: client 1 has 5 cats, 3 has 7 dogs, 0 has 4 dogs, 2 has a cat and 5 dogs.
@@ -141,7 +141,7 @@ def test_who_has_what_of_many_clients_as_a_heat_map() -> None:
     clients = 300
     counts = randomness.stream(5, "counts").integers(0, 9, (clients, 3))
     shares = pd.DataFrame({"client": np.arange(clients), "group": 0} | {f"class {k}": counts[:, k] for k in range(3)})
-    chart = figures.holdings(shares, figures.in_groups(shares))
+    chart = figures.samples_by_client(shares, figures.order_by_group(shares))
     assert isinstance(chart, HeatMap) and not chart.square
     ((_, values),) = chart.frames
     np.testing.assert_allclose(values, counts.T.reshape(3, 100, 3).mean(2), rtol=1e-6)
@@ -149,7 +149,7 @@ def test_who_has_what_of_many_clients_as_a_heat_map() -> None:
 
 
 def test_who_has_how_much_where_there_are_no_classes() -> None:
-    chart = figures.holdings(SHARES[["client", "role", "train"]], plain(4))
+    chart = figures.samples_by_client(SHARES[["client", "role", "train"]], plain(4))
     assert isinstance(chart, Panels)
     np.testing.assert_array_equal(chart.panels[0].series[0].y, [4, 5, 6, 7])
 
@@ -159,7 +159,7 @@ def test_events_stand_by_client_and_round() -> None:
         [(0, None, "began", ""), (2, 7, "no reply", "late"), (3, 1, "no reply", "late")],
         columns=["round", "client", "what", "reason"],
     )
-    (panel,) = figures.happenings(events).panels
+    (panel,) = figures.events(events).panels
     began, lost = panel.series
     np.testing.assert_array_equal(lost.x, [2, 3])
     np.testing.assert_array_equal(lost.y, [2, 1])

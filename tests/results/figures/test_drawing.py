@@ -14,8 +14,8 @@ from PIL import Image
 
 from coterie.errors import ConfigError
 from coterie.results import figures
-from coterie.results.figures import Axis, Box, Boxes, Chart, Line, Order, Panel, Panels, Series, Style
-from coterie.results.figures.static import COLUMN, WIDE
+from coterie.results.figures import Axis, Box, Boxes, Chart, ClientOrder, Line, Panel, Panels, Series, Style
+from coterie.results.figures.matplotlib_figures import COLUMN, WIDE
 
 ONE, TWO = np.array([1.0, 2.0]), np.array([0.5, 0.25])
 LINES = Panels(
@@ -33,7 +33,7 @@ BOXES = Boxes(
 )
 MAP = figures.heat_map(
     [(number, pd.DataFrame(np.eye(3) * number)) for number in (1, 2)],
-    Order(np.arange(3), ("x", "x", "y"), "group"),
+    ClientOrder(np.arange(3), ("x", "x", "y"), "group"),
     what="weight",
     axes=("taker", "giver"),
 )

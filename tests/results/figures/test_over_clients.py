@@ -40,7 +40,7 @@ def test_boxes_hold_every_client_of_the_last_round_of_each_run() -> None:
 
 
 def test_sorted_clients_rise_and_keep_their_numbers() -> None:
-    chart = figures.in_order(measured(), "accuracy", STYLES)
+    chart = figures.sorted_clients(measured(), "accuracy", STYLES)
     assert chart is not None
     (series,) = chart.panels[0].series
     np.testing.assert_allclose(series.y, [0.2, 0.5, 0.5, 0.6, 0.8, 1.0])
@@ -76,7 +76,9 @@ def test_without_losses_there_is_one_variance() -> None:
     chart = figures.fairness(frame[frame["metric"] != "loss"], "accuracy", STYLES)
     assert chart is not None and len(chart.panels) == 1
     assert figures.fairness(frame, "auroc", STYLES) is None
-    assert figures.distribution(frame, "auroc", STYLES) is None and figures.in_order(frame, "auroc", STYLES) is None
+    assert (
+        figures.distribution(frame, "auroc", STYLES) is None and figures.sorted_clients(frame, "auroc", STYLES) is None
+    )
 
 
 def test_many_values_of_a_box_are_not_drawn_one_by_one() -> None:

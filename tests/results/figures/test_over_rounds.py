@@ -124,11 +124,11 @@ def test_seconds_have_a_panel_for_each_thing_that_took_time() -> None:
 
 def test_s_acc_goes_from_l_acc_to_g_acc() -> None:
     matrix = pd.DataFrame([[1.0, 0.0, 0.5], [0.25, 0.5, 0.0], [0.0, 0.0, 0.75]])
-    found = figures.readings(matrix, seed=3, counted=[0, 1])
+    found = figures.s_acc_by_fraction(matrix, seed=3, counted=[0, 1])
     # L-acc of clients 0 and 1 is 1 and .5; G-acc is 1.5 / 3 and .75 / 3. Client 2 does not count.
     assert found["value"].iloc[0] == pytest.approx(0.75)
     assert found["value"].iloc[-1] == pytest.approx(0.375)
-    chart = figures.company(found.assign(line="local", run=0), "accuracy", STYLES)
+    chart = figures.s_acc_chart(found.assign(line="local", run=0), "accuracy", STYLES)
     np.testing.assert_allclose(only(chart)["local"].x, np.arange(11) / 10)
 
 

@@ -102,7 +102,7 @@ def test_nothing_goes_wrong_and_nobody_is_asked(page: Page, whole: Path) -> None
 
 
 def test_all_sections_are_there_for_runs_that_have_all(page: Page) -> None:
-    everything = ["summary", "curves", "clients", "fairness", "weights", "company", "robustness", "shares", "costs"]
+    everything = ["summary", "curves", "clients", "fairness", "weights", "others", "robustness", "shares", "costs"]
     assert page.sections() == [*everything, "events", "repeat"]
     assert page.run("return [...document.querySelectorAll('nav a')].map(each => each.hash.slice(1))") == page.sections()
     levels = page.run("return [...document.querySelectorAll('h1,h2,h3')].map(each => Number(each.tagName[1]))")
@@ -151,9 +151,9 @@ def test_another_run_can_be_chosen(page: Page) -> None:
     choice = Select(page.browser.find_element(By.CSS_SELECTOR, "select[data-of='weights']"))
     labels = [option.text for option in choice.options]
     assert labels == [
-        "fedacs, attack=none, seed 1",
-        "fedamp, attack=none, seed 1",
-        "fedamp, attack=gaussian:0.34, seed 1",
+        "FedACS, attack=none, seed 1",
+        "FedAMP, attack=none, seed 1",
+        "FedAMP, attack=gaussian:0.34, seed 1",
     ]
     choice.select_by_index(1)
     page.wait("return document.getElementById('plot-weights').dataset.variant === '1'")

@@ -121,7 +121,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "<title>A &lt;title&gt;</title>" in (tmp_path / "out/page.html").read_text(encoding="utf-8")
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     stems = {"curves-accuracy", "curves-loss", "clients-accuracy", "sorted-accuracy", "fairness-accuracy", "weights"}
-    stems |= {"shares-fedacs-seed-1", "shares-local-seed-1", "bytes", "seconds"}
+    stems |= {"shares-FedACS-seed-1", "shares-Local-seed-1", "bytes", "seconds"}
     assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
 
 
@@ -142,7 +142,7 @@ def test_a_file_that_is_no_page_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_the_title_says_what_the_runs_are(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name, name, weights=False).path for name in ("fedacs", "local")]
-    for given, title in ((paths[:1], "fedacs"), (paths, "fedacs, local")):
+    for given, title in ((paths[:1], "fedacs"), (paths, "FedACS, Local")):
         report.write(given, tmp_path / "report.html", progress=False)
         page = (tmp_path / "report.html").read_text(encoding="utf-8")
         assert f"<h1>{title}</h1>" in page and "data digits" in page

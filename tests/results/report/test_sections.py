@@ -14,19 +14,20 @@ from coterie import api
 from coterie.config import from_yaml
 from coterie.errors import RunFolderError
 from coterie.results import Result
+from coterie.results._byte_units import format_bytes
 from coterie.results.figures import HeatMap, Line, Panels
-from coterie.results.labels import lines
+from coterie.results.labels import lines_of
 from coterie.results.report import tables
 from coterie.results.report.elements import Chart, Plot, Section
 from coterie.results.report.sections import sections
-from coterie.results.report.sources import gather
+from coterie.results.report.sources import read_runs
 from tests.results.report.folders import GROUPS, weights_of, write_run
 
 ALWAYS = ["summary", "curves", "clients", "fairness"]
 
 
 def made(*paths: Path) -> dict[str, Section]:
-    return {section.key: section for section in sections(gather(paths))}
+    return {section.key: section for section in sections(read_runs(paths))}
 
 
 def plots(section: Section) -> dict[str, list[Chart]]:
@@ -42,7 +43,7 @@ def markup(section: Section) -> str:
     [
         ({"weights": False}, ["shares", "costs"]),
         ({}, ["weights", "shares", "costs"]),
-        ({"matrix": True}, ["weights", "company", "shares", "costs"]),
+        ({"matrix": True}, ["weights", "others", "shares", "costs"]),
         ({"shares": False, "weights": False, "federated": True}, ["costs", "events"]),
         ({"shares": False}, ["weights", "costs"]),
     ],
@@ -68,7 +69,7 @@ def test_robustness_needs_two_fractions_of_one_method(tmp_path: Path) -> None:
     assert [panel.title for panel in chart.panels] == ["gaussian, personal model", "gaussian, global model"]
     (series,) = chart.panels[0].series
     honest = [client for client, role in enumerate(Result(two).shares["role"]) if role == "honest"]
-    assert series.name == "fedavg" and len(honest) == 4
+    assert series.name == "FedAvg" and len(honest) == 4
     np.testing.assert_array_equal(series.x, [0.0, 0.34])
     last = Result(two).metrics.query("round == 3 and split == 'test' and metric == 'accuracy' and model == 'personal'")
     assert series.y[1] == pytest.approx(last[last["client"].isin(honest)]["value"].mean())
@@ -83,17 +84,17 @@ def test_seeds_of_one_setting_are_one_line_and_settings_are_not(tmp_path: Path) 
         write_run(tmp_path / "e", "local", seed=1),
         write_run(tmp_path / "f", "local", seed=1),
     ]
-    half, quarter = "fedacs (p=0.5)", "fedacs (p=0.25)"
+    half, quarter = "FedACS (p=0.5)", "FedACS (p=0.25)"
     dirichlet = "partition=dirichlet:0.5"
-    assert lines(results) == [
+    assert lines_of(results) == [
         Line(half, dirichlet),
         Line(half, dirichlet),  # that only one has a matrix does not tell them apart
         Line(half, "partition=iid"),
         Line(quarter, dirichlet),
-        Line("local", f"{dirichlet}, e"),
-        Line("local", f"{dirichlet}, f"),
+        Line("Local", f"{dirichlet}, e"),
+        Line("Local", f"{dirichlet}, f"),
     ]
-    assert lines(results[:2]) == [Line("fedacs"), Line("fedacs")]
+    assert lines_of(results[:2]) == [Line("FedACS"), Line("FedACS")]
 
 
 def test_beyond_eight_lines_every_setting_has_its_own_chart(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_beyond_eight_lines_every_setting_has_its_own_chart(tmp_path: Path) -> N
     assert [variant.label for variant in plot.variants] == [f"partition={name}" for name in partitions]
     for partition, variant in zip(partitions, plot.variants, strict=True):
         assert isinstance(variant.chart, Panels)
-        assert [series.name for series in variant.chart.panels[0].series] == list(methods)
+        assert [series.name for series in variant.chart.panels[0].series] == ["FedACS", "FedAMP", "Local"]
         frame = Result(paths["fedamp", partition]).metrics.query("model == 'personal' and metric == 'accuracy'")
         means = frame[frame["split"] == "test"].groupby("round")["value"].mean()
         np.testing.assert_allclose(variant.chart.panels[0].series[1].y, means)
@@ -167,10 +168,10 @@ def test_the_best_of_each_model_is_bold_and_unfinished_runs_are_named(tmp_path: 
 def test_a_run_that_has_recorded_nothing_is_named_and_left_out(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one").path
     empty = write_run(tmp_path / "empty", models=(), traffic=False, weights=False, finish=False).path
-    found = gather([one, empty])
+    found = read_runs([one, empty])
     assert len(found.runs.results) == 1 and "has recorded nothing yet" in found.left_out[0]
     with pytest.raises(RunFolderError, match="there is nothing to report: empty"):
-        gather([empty])
+        read_runs([empty])
 
 
 def test_a_comparison_stands_for_its_runs(tmp_path: Path) -> None:
@@ -179,14 +180,14 @@ def test_a_comparison_stands_for_its_runs(tmp_path: Path) -> None:
     planned = {"a-seed1": {}, "b-seed1": {}, "c-seed1": {}, "d-seed1": {}}
     (tmp_path / "cmp/plan.yaml").write_text(yaml.safe_dump({"methods": [], "runs": planned}, sort_keys=False))
     (tmp_path / "cmp/diverged.json").write_text(json.dumps({"d-seed1": "round 3: the model is no longer finite"}))
-    found = gather([tmp_path / "cmp", tmp_path / "cmp/runs/a-seed1"])
+    found = read_runs([tmp_path / "cmp", tmp_path / "cmp/runs/a-seed1"])
     assert [result.path.name for result in found.runs.results] == ["a-seed1", "b-seed1"]
     assert found.left_out == [
         "d-seed1 diverged: round 3: the model is no longer finite",
         "cmp: 2 of 4 planned runs have not been begun",
     ]
     # A recipe's folder holds a comparison for each of its parts.
-    assert [result.path.name for result in gather([tmp_path]).runs.results] == ["a-seed1", "b-seed1"]
+    assert [result.path.name for result in read_runs([tmp_path]).runs.results] == ["a-seed1", "b-seed1"]
 
 
 def test_lines_have_the_names_of_the_plan(tmp_path: Path) -> None:
@@ -199,19 +200,19 @@ def test_lines_have_the_names_of_the_plan(tmp_path: Path) -> None:
     runs = [f"{name}-seed{seed}" for name in ("near", "far") for seed in (1, 10)]
     plan = {"called": {run: run.partition("-")[0] for run in runs}, "runs": {run: {} for run in runs}}
     (tmp_path / "cmp/plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
-    found = gather([tmp_path / "cmp", alone]).runs
-    assert [line.name for line in found.lines] == ["near", "near", "far", "far", "local"]
+    found = read_runs([tmp_path / "cmp", alone]).runs
+    assert [line.name for line in found.lines] == ["near", "near", "far", "far", "Local"]
     # Of a plan from before names were kept, what tells runs apart is said.
     (tmp_path / "cmp/plan.yaml").write_text(yaml.safe_dump({"runs": plan["runs"]}, sort_keys=False))
-    old = gather([tmp_path / "cmp"]).runs
-    assert [line.name for line in old.lines] == ["fedamp (prox=1.0)"] * 2 + ["fedamp (prox=0.1)"] * 2
+    old = read_runs([tmp_path / "cmp"]).runs
+    assert [line.name for line in old.lines] == ["FedAMP (prox=1.0)"] * 2 + ["FedAMP (prox=0.1)"] * 2
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"there is no run in .*nowhere"):
-        gather([tmp_path / "nowhere"])
+        read_runs([tmp_path / "nowhere"])
     with pytest.raises(RunFolderError, match=r"neither a run's folder nor a comparison's: it holds no config\.yaml"):
-        gather([tmp_path])
+        read_runs([tmp_path])
 
 
 def test_the_configuration_that_is_shown_repeats_the_run(tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_the_configuration_that_is_shown_repeats_the_run(tmp_path: Path) -> None
         model="linear",
         progress=False,
     )
-    found = gather([result.path])
+    found = read_runs([result.path])
     (shown,) = tables.repeat(found)
     command = tables.command(result.config, result.path, {}, federated=False)
     assert command.split() == ["coterie", "run", str(result.path / "config.yaml"), "--out", "run-again"]
@@ -237,7 +238,7 @@ def test_the_configuration_that_is_shown_repeats_the_run(tmp_path: Path) -> None
 
 def test_what_runs_share_and_in_what_they_differ_is_all_there_is(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / "a").path, write_run(tmp_path / "b", "local", seed=2).path]
-    common, differ, *each = (part.text for part in tables.repeat(gather(paths)))
+    common, differ, *each = (part.text for part in tables.repeat(read_runs(paths)))
     for name, value in Result(paths[0]).config.items():
         if name in ("algorithm", "seed"):
             assert f'<th scope="col">{name}</th>' in differ and f"\n{name}:" not in common
@@ -264,4 +265,24 @@ def test_a_federation_is_repeated_by_its_own_command(tmp_path: Path) -> None:
     ("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (2_345_678, "2.35 MB"), (5e12, "5 TB")]
 )
 def test_sizes(count: float, text: str) -> None:
-    assert tables.size(count) == text
+    assert format_bytes(count) == text
+
+
+def test_a_method_of_the_users_has_its_title_while_its_file_is_there(tmp_path: Path) -> None:
+    source = Path(api.__file__).with_name("algorithms") / "local.py"
+    mine = tmp_path / "mine.py"
+    mine.write_text(source.read_text().replace('"local"', '"mine"').replace('"Local"', '"Mine & <Yours>"'))
+    result = write_run(tmp_path / "run", str(mine), weights=False)
+    summary = json.loads((result.path / "summary.json").read_text())
+    (result.path / "summary.json").write_text(json.dumps({**summary, "algorithm": "mine_as_recorded"}))
+    assert lines_of([Result(result.path)]) == [Line("Mine & <Yours>")]
+    assert Result(result.path).table().title.startswith("Mine & <Yours>, test accuracy")
+    assert "Mine &amp; &lt;Yours&gt;" in markup(made(result.path)["summary"])
+    mine.unlink()
+    assert lines_of([Result(result.path)]) == [Line("mine_as_recorded")]
+    assert Result(result.path).table().title.startswith("mine_as_recorded, test accuracy")
+
+
+def test_a_plan_that_calls_a_method_by_its_name_shows_its_title(tmp_path: Path) -> None:
+    results = [write_run(tmp_path / str(seed), "fedavg_ft", seed) for seed in (1, 2)]
+    assert lines_of(results, names=["fedavg_ft", "tuned"]) == [Line("FedAvg-FT"), Line("tuned")]

@@ -11,11 +11,12 @@ import pytest
 from coterie.config import ExperimentConfig
 from coterie.studies import recipes
 from coterie.studies.recipes.checks import row_of
-from coterie.studies.recipes.plans import planned, settings_of, work
-from coterie.studies.recipes.readings import Value
+from coterie.studies.recipes.outcomes import PartOutcome, paper_numbers
+from coterie.studies.recipes.plans import planned, work
+from coterie.studies.recipes.readings import PartValues, Value
 from coterie.studies.recipes.registry import BOOK
-from coterie.studies.recipes.runner import chosen_parts, paper_numbers
-from coterie.studies.recipes.verdicts import Judged, judge
+from coterie.studies.recipes.runner import chosen_parts
+from coterie.studies.recipes.verdicts import judge
 
 NAMES = sorted(path.stem for path in BOOK.glob("*.yaml"))
 load = cache(recipes.load)
@@ -181,11 +182,10 @@ def test_the_files_are_part_of_the_package(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_papers_own_numbers_fulfil_what_they_say(name: str) -> None:
     recipe = load(name)
-    parts = {}
+    parts = []
     for part in recipe.parts:
-        plan, theirs = planned(part), paper_numbers(part)
-        ours = {cell: Value(number.mean, math.nan, 1) for cell, number in theirs.items()}
-        parts[part.name] = Judged(part, plan.methods, tuple(settings_of(part, plan)), ours, theirs, frozenset())
+        ours = {cell: Value(number.mean, math.nan, 1) for cell, number in paper_numbers(part).items()}
+        parts.append(PartOutcome(part, planned(part), PartValues(ours)))
     verdicts = judge(recipe, parts)
     failing = [f for verdict in verdicts for f in verdict.findings if f.holds is False]
     assert failing == []

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from coterie.studies.recipes.verdicts import Finding, Verdict, judge
-from tests.studies.recipes.kitchen import judged, recipe
+from coterie.studies.recipes.outcomes import Finding, PartOutcome, Verdict
+from coterie.studies.recipes.plans import planned
+from coterie.studies.recipes.verdicts import judge
+from tests.studies.recipes.small_recipe import outcome_of, recipe, values
 
 ONE = {("ours", "personal"): 90.0, ("theirs", "personal"): 80.0, ("alone", "personal"): 60.0}
 ONE |= {("theirs", "global"): 70.0}
@@ -17,7 +19,7 @@ ONE |= {("theirs", "global"): 70.0}
 
 def verdict(criterion: Mapping[str, Any], numbers: Mapping[tuple[str, ...], float] = ONE, **more: Any) -> Verdict:
     made = recipe({"parts": ["one"], **criterion})
-    return judge(made, {"one": judged(made, "one", numbers, **more)})[0]
+    return judge(made, [outcome_of(made, "one", numbers, **more)])[0]
 
 
 def finding(criterion: Mapping[str, Any], numbers: Mapping[tuple[str, ...], float] = ONE, **more: Any) -> Finding:
@@ -154,7 +156,7 @@ GRID = {
 
 def over_grid(criterion: Mapping[str, Any], numbers: Mapping[tuple[str, ...], float] = GRID) -> Verdict:
     made = recipe({"parts": ["two"], **criterion})
-    return judge(made, {"two": judged(made, "two", numbers)})[0]
+    return judge(made, [outcome_of(made, "two", numbers)])[0]
 
 
 def test_every_setting_is_judged_by_itself() -> None:
@@ -197,17 +199,30 @@ def test_means_of_ratios_are_not_ratios_of_means() -> None:
 
 def test_parts_together() -> None:
     made = recipe({"above": {"of": ["ours"], "than": ["theirs"]}})
-    one, two = judged(made, "one", ONE), judged(made, "two", {})
-    assert judge(made, {"one": one, "two": two})[0].status == "holds"  # wherever it could be judged
-    absent = judge(made, {"one": one}, {"two": "the data set is not there"})[0]
-    assert absent.status == "holds" and absent.findings[0] == Finding(
-        "two", "", None, None, "the data set is not there"
-    )
-    assert judge(made, {}, {"one": "gone", "two": "gone"})[0].status == "open"
-    assert judge(made, {})[0] == Verdict(made.criteria[0], "open", ())
-    assert (
-        judge(made, {"one": judged(made, "one", {**ONE, ("ours", "personal"): 1.0}), "two": two})[0].status == "fails"
-    )
+    one, two = outcome_of(made, "one", ONE), outcome_of(made, "two", {})
+
+    def absent(name: str) -> PartOutcome:
+        part = made.part(name)
+        return PartOutcome(part, planned(part), absent="the data set is not there")
+
+    assert judge(made, [one, two])[0].status == "holds"  # wherever it could be judged
+    found = judge(made, [one, absent("two")])[0]
+    assert found.status == "holds" and found.findings[0] == Finding("two", "", None, None, "the data set is not there")
+    assert judge(made, [absent("one"), absent("two")])[0].status == "open"
+    assert judge(made, [])[0] == Verdict(made.criteria[0], "open", ())
+    assert judge(made, [outcome_of(made, "one", {**ONE, ("ours", "personal"): 1.0}), two])[0].status == "fails"
+
+
+def test_evidence_calls_methods_by_their_titles() -> None:
+    parts = values()["parts"]
+    parts[0]["plan"]["methods"][1] = "fedavg_ft"
+    parts[0] |= {"numbers": {}, "not_targets": []}
+    made = recipe({"parts": ["one"], "above": {"of": ["ours"], "than": ["fedavg_ft", "alone"]}}, parts=parts)
+    numbers = {("ours", "personal"): 90.0, ("fedavg_ft", "personal"): 80.0, ("alone", "personal"): 60.0}
+    assert judge(made, [outcome_of(made, "one", numbers)])[0].findings[0].evidence == "ours 90 against FedAvg-FT 80"
+    del numbers["fedavg_ft", "personal"]
+    (finding,) = judge(made, [outcome_of(made, "one", numbers, diverged=[("", "fedavg_ft")])])[0].findings
+    assert finding.evidence == "FedAvg-FT diverged"
 
 
 def test_when_quick_only_what_is_expected_is_judged() -> None:
@@ -215,6 +230,6 @@ def test_when_quick_only_what_is_expected_is_judged() -> None:
         {"parts": ["one"], "above": {"of": ["ours"], "than": ["theirs"]}},
         {"parts": ["one"], "above": {"of": ["ours"], "than": ["theirs"]}, "quick": True},
     )
-    parts = {"one": judged(made, "one", ONE)}
+    parts = [outcome_of(made, "one", ONE)]
     assert [each.status for each in judge(made, parts, quick=True)] == ["left out", "holds"]
     assert [each.status for each in judge(made, parts)] == ["holds", "holds"]

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from coterie.config import ExperimentConfig
 from coterie.studies import recipes
-from coterie.studies.recipes.cells import CellName, Number
+from coterie.studies.recipes.cells import CellName, PaperNumber
+from coterie.studies.recipes.outcomes import paper_numbers
 from coterie.studies.recipes.plans import planned
-from coterie.studies.recipes.runner import paper_numbers
 from coterie.studies.recipes.tables import not_target
 
 load = cache(recipes.load)
@@ -28,7 +28,7 @@ COLUMNS = (
 FEDPG = ("FedPG", "S-FedPG", "FedPG gamma=0.3", "FedPG gamma=0.6", "FedPG gamma=1")
 
 
-def numbers(name: str) -> dict[tuple[str, str, str, str], Number]:
+def numbers(name: str) -> dict[tuple[str, str, str, str], PaperNumber]:
     """A recipe's numbers by part, setting, method and reading."""
     return {
         (cell.part, cell.setting, cell.method, cell.reading): number

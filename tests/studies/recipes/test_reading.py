@@ -13,9 +13,9 @@ from scipy import stats
 from coterie.errors import RunFolderError
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.plans import planned
-from coterie.studies.recipes.readings import Value, read_cells
+from coterie.studies.recipes.readings import Value, read_values
 from coterie.studies.recipes.schema import Reading
-from tests.studies.recipes.kitchen import recipe, values
+from tests.studies.recipes.small_recipe import recipe, values
 
 CLIENTS = 5
 ROUNDS = 8
@@ -77,7 +77,7 @@ def read(reading: dict[str, Any], *, at: str = "final", unit: str = "fraction", 
     found = recipe(**{**made, "unit": unit}).parts[0]
     plan = planned(found)
     results: Any = {run.name: None if run.name == diverge else Fake(run.method, run.config.seed) for run in plan.runs}
-    cells = read_cells(found, plan, results, unit)
+    cells = read_values(found, plan, results, unit)
     assert cells.diverged == (frozenset({("", diverge.split("-")[0])}) if diverge else frozenset())
     return {name.method: value for name, value in cells.values.items() if name == CellName("one", "", name.method, "r")}
 

@@ -11,13 +11,14 @@ import pytest
 from rich.console import Console
 
 from coterie.studies.recipes import writers
-from coterie.studies.recipes.cells import CellName, Number
+from coterie.studies.recipes.cells import CellName, PaperNumber
+from coterie.studies.recipes.outcomes import PartOutcome, RecipeOutcome, paper_numbers
 from coterie.studies.recipes.plans import planned
-from coterie.studies.recipes.readings import Cells, Value
-from coterie.studies.recipes.runner import Outcome, Played, paper_numbers
-from coterie.studies.recipes.tables import ABSENT, DIVERGED, layout, written
-from coterie.studies.recipes.verdicts import Judged, judge
-from tests.studies.recipes.kitchen import recipe, values
+from coterie.studies.recipes.readings import PartValues, Value
+from coterie.studies.recipes.tables import DIVERGED, part_table, written
+from coterie.studies.recipes.verdicts import judge
+from coterie.tables import ABSENT, Cell, Table
+from tests.studies.recipes.small_recipe import recipe, values
 
 NAN = math.nan
 ONE = {
@@ -27,31 +28,29 @@ ONE = {
 }
 
 
-def played(cells: dict[tuple[str, ...], Value], part: str = "one", diverged: Any = (), **changes: Any) -> Played:
+def played(cells: dict[tuple[str, ...], Value], part: str = "one", diverged: Any = (), **changes: Any) -> PartOutcome:
     made = recipe(**changes).part(part)
     named = {CellName(part, key[2] if len(key) > 2 else "", key[0], key[1]): value for key, value in cells.items()}
-    return Played(made, planned(made), Cells(named, frozenset(diverged)), seconds=1.5)
+    return PartOutcome(made, planned(made), PartValues(named, frozenset(diverged)), seconds=1.5)
 
 
-def outcome(*parts: Played, quick: bool = False, **changes: Any) -> Outcome:
+def outcome(*parts: PartOutcome, quick: bool = False, **changes: Any) -> RecipeOutcome:
     made = recipe(**changes)
-    run = {
-        each.part.name: Judged(
-            each.part,
-            each.plan.methods,
-            each.settings,
-            each.cells.values,
-            each.theirs,
-            each.cells.diverged,
-        )
-        for each in parts
-        if not each.absent
-    }
-    absent = {each.part.name: each.absent for each in parts if each.absent}
-    return Outcome(made, quick, parts, tuple(judge(made, run, absent, quick)))
+    return RecipeOutcome(made, quick, parts, tuple(judge(made, parts, quick)))
 
 
-def printed(found: Outcome, width: int = 80) -> str:
+def headings(table: Table) -> tuple[list[str], list[str]]:
+    """The headings of the labels, and of the numbers."""
+    found = [column.header for column in table.columns]
+    return found[: table.labels], found[table.labels :]
+
+
+def texts(table: Table) -> list[tuple[str, ...]]:
+    cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row.cells] for row in table.rows]
+    return [tuple(cell.text + cell.mark for cell in row) for row in cells]
+
+
+def printed(found: RecipeOutcome, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(writers.terminal(found))
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -60,25 +59,26 @@ def printed(found: Outcome, width: int = 80) -> str:
 
 
 def test_several_readings_stand_below_the_papers() -> None:
-    found = layout(played(ONE, diverged=[("", "alone")]), "percent", quick=False)
-    assert found.left == ("method", "") and found.columns == ("personal", "global")
-    assert [(row.left, row.cells) for row in found.rows] == [
-        (("ours", "ours"), ("92.00±0.25", ABSENT)),
-        (("", "paper"), ("91.50±0.50", ABSENT)),
-        (("", "diff"), ("+0.50", ABSENT)),
-        (("theirs", "ours"), ("81.50", "71.25±1.00")),
-        (("", "paper"), ("80.00", "70.00†")),
-        (("", "diff"), ("+1.50", "+1.25")),
-        (("alone", "ours"), (DIVERGED, DIVERGED)),
-        (("", "paper"), ("60.25", ABSENT)),
-        (("", "diff"), (ABSENT, ABSENT)),
+    found = part_table(played(ONE, diverged=[("", "alone")]), "percent", quick=False)
+    assert headings(found) == (["method", ""], ["personal", "global"])
+    assert texts(found) == [
+        ("ours", "ours", "92.00±0.25", ABSENT),
+        ("", "paper", "91.50±0.50", ABSENT),
+        ("", "diff", "+0.50", ABSENT),
+        ("theirs", "ours", "81.50", "71.25±1.00"),
+        ("", "paper", "80.00", "70.00†"),
+        ("", "diff", "+1.50", "+1.25"),
+        ("alone", "ours", DIVERGED, DIVERGED),
+        ("", "paper", "60.25", ABSENT),
+        ("", "diff", ABSENT, ABSENT),
     ]
-    assert found.notes == ("It is a made-up number.",)
+    assert [row.muted for row in found.rows] == [False, True, True] * 3
+    assert found.notes == ("† not a target: It is a made-up number.",)
 
 
 def test_when_quick_there_are_no_differences() -> None:
-    found = layout(played(ONE), "percent", quick=True)
-    assert {row.kind for row in found.rows} == {"ours", "paper"}
+    found = part_table(played(ONE), "percent", quick=True)
+    assert {row.cells[1] for row in found.rows} == {"ours", "paper"}
 
 
 def single(**more: Any) -> dict[str, Any]:
@@ -90,35 +90,35 @@ def single(**more: Any) -> dict[str, Any]:
 def test_one_reading_stands_beside_the_papers() -> None:
     changes = single(numbers={"rows": {"ours": 91.5, "theirs": "80±1"}})
     cells = {key: value for key, value in ONE.items() if key[1] == "personal"}
-    found = layout(played(cells, **changes), "percent", quick=False)
-    assert found.columns == ("ours", "paper", "difference")
+    found = part_table(played(cells, **changes), "percent", quick=False)
+    assert headings(found)[1] == ["ours", "paper", "difference"]
     # Without our number and the paper's there is no line for `alone`.
-    assert [(*row.left, *row.cells) for row in found.rows] == [
+    assert texts(found) == [
         ("ours", "92.00±0.25", "91.50", "+0.50"),
         ("theirs", "81.50", "80.00±1.00", "+1.50"),
     ]
-    alone = layout(played(cells, **single(numbers={})), "percent", quick=False)
-    assert alone.columns == ("ours",) and alone.rows[0].cells == ("92.00±0.25",)
+    alone = part_table(played(cells, **single(numbers={})), "percent", quick=False)
+    assert headings(alone)[1] == ["ours"] and texts(alone)[0] == ("ours", "92.00±0.25")
 
 
 def test_one_reading_over_a_grid_has_a_column_for_each_point() -> None:
     cells = {("ours", "accuracy", "low"): Value(90.0, NAN, 1), ("ours", "accuracy", "lr=0.3"): Value(60.0, NAN, 1)}
-    found = layout(played(cells, "two"), "percent", quick=False)
-    assert found.columns == ("low", "middle", "lr=0.3")
-    assert [(row.left, row.cells) for row in found.rows] == [(("ours",), ("90.00", ABSENT, "60.00"))]
+    found = part_table(played(cells, "two"), "percent", quick=False)
+    assert headings(found)[1] == ["low", "middle", "lr=0.3"]
+    assert texts(found) == [("ours", "90.00", ABSENT, "60.00")]
 
 
 def test_several_readings_over_a_grid_have_a_line_for_each_point() -> None:
     parts = values()["parts"]
     parts[1] |= {"readings": {"a": {}, "b": {"metric": "loss"}}, "numbers": {"rows": {"ours | low": [91, 0.5]}}}
     cells = {("ours", "a", "low"): Value(90.0, NAN, 1), ("ours", "a", "middle"): Value(80.0, NAN, 1)}
-    found = layout(played(cells, "two", parts=parts), "percent", quick=False)
-    assert found.left == ("lr", "method", "") and found.columns == ("a", "b")
-    assert [(row.left, row.cells) for row in found.rows] == [
-        (("low", "ours", "ours"), ("90.00", ABSENT)),
-        (("", "", "paper"), ("91.00", "0.5000")),
-        (("", "", "diff"), ("-1.00", ABSENT)),
-        (("middle", "ours", "ours"), ("80.00", ABSENT)),  # no number of the paper's, so no line for it
+    found = part_table(played(cells, "two", parts=parts), "percent", quick=False)
+    assert headings(found) == (["lr", "method", ""], ["a", "b"])
+    assert texts(found) == [
+        ("low", "ours", "ours", "90.00", ABSENT),
+        ("", "", "paper", "91.00", "0.5000"),
+        ("", "", "diff", "-1.00", ABSENT),
+        ("middle", "ours", "ours", "80.00", ABSENT),  # no number of the paper's, so no line for it
     ]
 
 
@@ -132,17 +132,17 @@ def test_several_readings_over_a_grid_have_a_line_for_each_point() -> None:
         (Value(math.inf, NAN, 1), 2, "∞"),
         (Value(0.0, NAN, 1), 2, "0.00"),
         (Value(NAN, NAN, 1), 2, "NaN"),
-        (Number(0.9494, 0.0129), 4, "0.9494±0.0129"),
+        (PaperNumber(0.9494, 0.0129), 4, "0.9494±0.0129"),
     ],
 )
-def test_numbers_of_any_size(number: Value | Number, digits: int, text: str) -> None:
+def test_numbers_of_any_size(number: Value | PaperNumber, digits: int, text: str) -> None:
     assert written(number, digits) == text
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_terminal(width: int) -> None:
     made = recipe().part("two")
-    absent = Played(made, planned(made), absent="the data set 'emnist' is not there")
+    absent = PartOutcome(made, planned(made), absent="the data set 'emnist' is not there")
     text = printed(outcome(played(ONE), absent), width)
     words = " ".join(text.split())
     assert words.startswith("FedAMP, Table 9: A small one First synthetic:clients=5")
@@ -180,7 +180,7 @@ def test_the_quick_version_says_so() -> None:
     text = " ".join(printed(outcome(played(ONE), quick=True)).split())
     assert "the quick version, a small stand-in on other data" in text and "in its place: synthetic" in text
     left = recipe({"parts": ["one"], "above": {"of": ["ours"], "than": ["*"]}})
-    found = Outcome(left, True, (played(ONE),), tuple(judge(left, {}, quick=True)))
+    found = RecipeOutcome(left, True, (played(ONE),), tuple(judge(left, [], quick=True)))
     assert "Criteria: 1 is for the whole version" in " ".join(printed(found).split())
 
 
@@ -228,8 +228,8 @@ def test_json_holds_everything_and_no_nan() -> None:
 
 def test_the_papers_numbers_by_cell() -> None:
     assert paper_numbers(recipe().part("one")) == {
-        CellName("one", "", "ours", "personal"): Number(91.5, 0.5),
-        CellName("one", "", "theirs", "personal"): Number(80.0),
-        CellName("one", "", "theirs", "global"): Number(70.0),
-        CellName("one", "", "alone", "personal"): Number(60.25),
+        CellName("one", "", "ours", "personal"): PaperNumber(91.5, 0.5),
+        CellName("one", "", "theirs", "personal"): PaperNumber(80.0),
+        CellName("one", "", "theirs", "global"): PaperNumber(70.0),
+        CellName("one", "", "alone", "personal"): PaperNumber(60.25),
     }

@@ -19,7 +19,7 @@ from coterie.simulation.simulation import Simulation
 from coterie.studies import recipes
 from coterie.studies.recipes.runner import run_recipe
 from tests.small_runs import Killed
-from tests.studies.recipes.kitchen import recipe, values
+from tests.studies.recipes.small_recipe import recipe, values
 
 FILES = ("recipe.json", "recipe.md")
 

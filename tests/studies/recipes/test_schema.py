@@ -11,10 +11,10 @@ import yaml
 
 from coterie.errors import ConfigError, UnknownName
 from coterie.studies.recipes import registry
-from coterie.studies.recipes.cells import Address, Number, Term
+from coterie.studies.recipes.cells import Address, PaperNumber, Term
 from coterie.studies.recipes.checks import parse
 from coterie.studies.recipes.plans import Work, planned, settings_of, work
-from tests.studies.recipes.kitchen import recipe, values
+from tests.studies.recipes.small_recipe import recipe, values
 
 
 @pytest.mark.parametrize(
@@ -50,21 +50,21 @@ def test_terms() -> None:
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        (81, Number(81.0)),
-        (0.25, Number(0.25)),
-        ("0.9494±0.0129", Number(0.9494, 0.0129)),
-        (".947 ± .063", Number(0.947, 0.063)),
-        ("-1.5e-3", Number(-0.0015)),
+        (81, PaperNumber(81.0)),
+        (0.25, PaperNumber(0.25)),
+        ("0.9494±0.0129", PaperNumber(0.9494, 0.0129)),
+        (".947 ± .063", PaperNumber(0.947, 0.063)),
+        ("-1.5e-3", PaperNumber(-0.0015)),
     ],
 )
-def test_numbers_as_papers_print_them(given: Any, found: Number) -> None:
-    assert Number.parse(given) == found
+def test_numbers_as_papers_print_them(given: Any, found: PaperNumber) -> None:
+    assert PaperNumber.parse(given) == found
 
 
 @pytest.mark.parametrize("given", ["0.9+0.1", "", "±1", "12,5", True, None, float("nan"), [1]])
 def test_numbers_that_are_none(given: Any) -> None:
     with pytest.raises(ValueError, match="must be a number, or MEAN±STD"):
-        Number.parse(given)
+        PaperNumber.parse(given)
 
 
 Change = Callable[[dict[str, Any]], None]

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from coterie.results.figures.between_clients import (
     BLOCKS,
-    Order,
+    ClientOrder,
     blocks,
     class_counts,
-    happenings,
+    events,
     heat_map,
-    holdings,
-    in_groups,
+    order_by_group,
+    samples_by_client,
 )
 from coterie.results.figures.charts import Axis, Box, Boxes, Chart, HeatMap, Panel, Panels, Series
-from coterie.results.figures.interactive import plotly_figure
-from coterie.results.figures.look import DASHES, SYMBOLS, Line, Style, literal, styles, theme
-from coterie.results.figures.over_clients import distribution, evenness, fairness, final, in_order, shown_models
-from coterie.results.figures.over_rounds import SHOWN, company, curves, per_run, readings, robustness, seconds, traffic
-from coterie.results.figures.static import matplotlib_figure, save
+from coterie.results.figures.line_styles import DASHES, SYMBOLS, Line, Style, literal, styles, theme
+from coterie.results.figures.matplotlib_figures import matplotlib_figure, save
+from coterie.results.figures.over_clients import distribution, evenness, fairness, final, shown_models, sorted_clients
+from coterie.results.figures.over_rounds import (
+    SHOWN,
+    curves,
+    per_run,
+    robustness,
+    s_acc_by_fraction,
+    s_acc_chart,
+    seconds,
+    traffic,
+)
+from coterie.results.figures.plotly_figures import plotly_figure
 
 __all__ = [
     "BLOCKS",
@@ -28,35 +37,35 @@ __all__ = [
     "Box",
     "Boxes",
     "Chart",
+    "ClientOrder",
     "HeatMap",
     "Line",
-    "Order",
     "Panel",
     "Panels",
     "Series",
     "Style",
     "blocks",
     "class_counts",
-    "company",
     "curves",
     "distribution",
     "evenness",
+    "events",
     "fairness",
     "final",
-    "happenings",
     "heat_map",
-    "holdings",
-    "in_groups",
-    "in_order",
     "literal",
     "matplotlib_figure",
+    "order_by_group",
     "per_run",
     "plotly_figure",
-    "readings",
     "robustness",
+    "s_acc_by_fraction",
+    "s_acc_chart",
+    "samples_by_client",
     "save",
     "seconds",
     "shown_models",
+    "sorted_clients",
     "styles",
     "theme",
     "traffic",

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from coterie.results.figures.charts import Axis, Detail, HeatMap, Panel, Panels, Series
-from coterie.results.figures.look import PALETTE, Style
+from coterie.results.figures.line_styles import PALETTE, Style
 
 BLOCKS = 100
 """Rows and columns of a heat map at most."""
@@ -29,7 +29,7 @@ Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Order:
+class ClientOrder:
     """In which order clients stand.
 
     Parameters
@@ -47,7 +47,7 @@ class Order:
     by: str
 
 
-def in_groups(shares: pd.DataFrame | None, clients: Iterable[int] | None = None) -> Order:
+def order_by_group(shares: pd.DataFrame | None, clients: Iterable[int] | None = None) -> ClientOrder:
     """Order clients by their group, or by the class that they have most of, then by number.
 
     Parameters
@@ -59,11 +59,11 @@ def in_groups(shares: pd.DataFrame | None, clients: Iterable[int] | None = None)
 
     Returns
     -------
-    Order
+    ClientOrder
         The order: by ``group`` where shares have it, else by main class where they count classes, else by number.
     """
     if shares is None:
-        return Order(np.array(sorted(clients or ()), dtype=np.int64), (), "number")
+        return ClientOrder(np.array(sorted(clients or ()), dtype=np.int64), (), "number")
     chosen = shares if clients is None else shares[shares["client"].isin(list(clients))]
     numbers, counts = chosen["client"].to_numpy(dtype=np.int64), class_counts(chosen)
     if "group" in chosen:
@@ -73,9 +73,9 @@ def in_groups(shares: pd.DataFrame | None, clients: Iterable[int] | None = None)
         keys = counts.to_numpy().argmax(1)
         words, by = [f"mostly {counts.columns[key]}" for key in keys], "main class"
     else:
-        return Order(np.sort(numbers), (), "number")
+        return ClientOrder(np.sort(numbers), (), "number")
     place = np.lexsort((numbers, keys))
-    return Order(numbers[place], tuple(words[each] for each in place), by)
+    return ClientOrder(numbers[place], tuple(words[each] for each in place), by)
 
 
 def class_counts(shares: pd.DataFrame) -> pd.DataFrame | None:
@@ -126,7 +126,7 @@ def blocks(matrix: Matrix, rows: Places, columns: Places) -> Matrix:
 
 def heat_map(
     frames: Iterable[tuple[int, pd.DataFrame]],
-    order: Order,
+    order: ClientOrder,
     *,
     what: str,
     axes: tuple[str, str],
@@ -177,8 +177,8 @@ def heat_map(
     return HeatMap(tuple(found), rows, columns, what, (low, high if high > low else low + 1.0), note)
 
 
-def holdings(shares: pd.DataFrame, order: Order, limit: int = BLOCKS) -> Panels | HeatMap:
-    """Draw who has what: training samples of each class by client, or only how many where there are no classes.
+def samples_by_client(shares: pd.DataFrame, order: ClientOrder, limit: int = BLOCKS) -> Panels | HeatMap:
+    """Draw the training samples of each class by client, or only how many where there are no classes.
 
     Parameters
     ----------
@@ -223,8 +223,8 @@ def holdings(shares: pd.DataFrame, order: Order, limit: int = BLOCKS) -> Panels 
     )
 
 
-def happenings(events: pd.DataFrame) -> Panels:
-    """Draw what happened in a federation, by round and client.
+def events(events: pd.DataFrame) -> Panels:
+    """Draw the events of a federation, by round and client.
 
     Parameters
     ----------
@@ -261,7 +261,7 @@ def _starts(count: int, limit: int) -> Places:
     return np.arange(0, count, max(1, -(-count // limit)), dtype=np.int64)
 
 
-def _axis(order: Order, starts: Places, title: str) -> Axis:
+def _axis(order: ClientOrder, starts: Places, title: str) -> Axis:
     count = len(order.clients)
     parts = np.split(np.arange(count), starts[1:])
     labels = tuple(_label(order, part) for part in parts)
@@ -279,7 +279,7 @@ def _axis(order: Order, starts: Places, title: str) -> Axis:
     return Axis(f"{title}, by {order.by}" if order.groups else title, ticks, labels=labels)
 
 
-def _label(order: Order, part: Places) -> str:
+def _label(order: ClientOrder, part: Places) -> str:
     numbers = [str(order.clients[place]) for place in part]
     groups = list(dict.fromkeys(order.groups[place] for place in part)) if order.groups else []
     where = f" ({', '.join(groups)})" if groups else ""
@@ -289,7 +289,7 @@ def _label(order: Order, part: Places) -> str:
     return f"{len(part)} clients: {listed}{where}"
 
 
-def _block_note(order: Order, starts: Places, own: bool) -> str:
+def _block_note(order: ClientOrder, starts: Places, own: bool) -> str:
     note = (
         f"{len(order.clients)} clients are put together in {len(starts)} blocks of up to {int(starts[1])}, in this "
         "order; a cell is the mean over its block."
@@ -301,7 +301,7 @@ def _own_note(own: bool) -> str:
     return "" if own else "What a client has with itself may lie beyond the end of the colour scale."
 
 
-def _bubbles(counts: pd.DataFrame, order: Order, names: list[str]) -> Panels:
+def _bubbles(counts: pd.DataFrame, order: ClientOrder, names: list[str]) -> Panels:
     values = counts.to_numpy(dtype=np.float64)
     client, label = np.nonzero(values)
     held = values[client, label]
@@ -315,7 +315,7 @@ def _bubbles(counts: pd.DataFrame, order: Order, names: list[str]) -> Panels:
     return Panels((Panel((bubbles,), below, left),), height=0.4 + 0.05 * len(names))
 
 
-def _sizes(shares: pd.DataFrame, order: Order, starts: Places) -> Panels:
+def _sizes(shares: pd.DataFrame, order: ClientOrder, starts: Places) -> Panels:
     sizes = shares.set_index("client").loc[order.clients, "train"].to_numpy(dtype=np.float64)
     means = blocks(sizes[:, None], starts, np.zeros(1, dtype=np.int64))[:, 0]
     below = _axis(order, starts, "client")

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.results.figures.look import Style
+from coterie.results.figures.line_styles import Style
 
-Numbers = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
-Detail = dict[str, Sequence[str] | Numbers]
+Array = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
+Detail = dict[str, Sequence[str] | Array]
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Series:
 
     name: str
     style: Style
-    x: Numbers
-    y: Numbers
-    spread: Numbers | None = None
+    x: Array
+    y: Array
+    spread: Array | None = None
     detail: Detail = field(default_factory=dict)
     points: bool = False
-    size: Numbers | None = None
+    size: Array | None = None
     faint: bool = False
 
 
@@ -145,7 +145,7 @@ class Box:
 
     name: str
     style: Style
-    values: Numbers
+    values: Array
     detail: Detail = field(default_factory=dict)
 
 

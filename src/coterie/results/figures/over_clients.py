@@ -10,7 +10,7 @@ import torch
 
 from coterie import evaluation
 from coterie.results.figures.charts import Axis, Box, Boxes, Detail, Panel, Panels, Series
-from coterie.results.figures.look import SYMBOLS, Style
+from coterie.results.figures.line_styles import SYMBOLS, Style
 from coterie.results.figures.over_rounds import SHOWN, models_of
 
 
@@ -79,7 +79,7 @@ def distribution(metrics: pd.DataFrame, metric: str, styles: Mapping[str, Style]
     return Boxes(panels, Axis(f"test {metric} of a client")) if panels else None
 
 
-def in_order(metrics: pd.DataFrame, metric: str, styles: Mapping[str, Style]) -> Panels | None:
+def sorted_clients(metrics: pd.DataFrame, metric: str, styles: Mapping[str, Style]) -> Panels | None:
     """Draw every client's value at the last round, from the least to the greatest.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Lines over rounds, over the company that models are tested in, and over attackers: means with bands over seeds.
+"""Lines over rounds, over the fraction of clients that models are tested on, and over attackers, with bands over seeds.
 
 Metrics come in long form, as a run records them, with the columns ``line`` (what runs of one line are called), ``run``
 (its number) and ``seed`` beside them. Clients that do not count have been left out.
@@ -13,16 +13,15 @@ import pandas as pd
 import torch
 
 from coterie import evaluation
+from coterie.results._byte_units import byte_unit
 from coterie.results.figures.charts import Axis, Panel, Panels, Series
-from coterie.results.figures.look import Style
+from coterie.results.figures.line_styles import Style
 
 SHOWN = ("personal", "global", "hybrid", "newcomer")
 """Models of which figures speak, in their order; what was chosen on test data is none of them."""
 
 FRACTIONS = tuple(number / 10 for number in range(11))
 """Fractions of the other clients at which S-acc is drawn."""
-
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def models_of(metrics: pd.DataFrame, metric: str, split: str = "test") -> list[str]:
@@ -140,7 +139,7 @@ def traffic(metrics: pd.DataFrame, styles: Mapping[str, Style]) -> Panels | None
     if not bool((wire["value"] > 0).any()):
         return None
     means = over_runs(wire, ["metric", "line", "round"])
-    by, unit = next(each for each in _UNITS if means["mean"].max() >= each[0])
+    by, unit = byte_unit(float(means["mean"].max()))
     means = means.assign(mean=means["mean"] / by, std=means["std"] / by)
     titles = {"bytes_up": "from clients to the server", "bytes_down": "from the server to clients"}
     return Panels(
@@ -183,7 +182,7 @@ def seconds(timings: pd.DataFrame, styles: Mapping[str, Style]) -> Panels | None
     return Panels(tuple(panels), share_y=False, hover="x unified", height=0.8) if panels else None
 
 
-def readings(matrix: pd.DataFrame, seed: int, counted: Sequence[int]) -> pd.DataFrame:
+def s_acc_by_fraction(matrix: pd.DataFrame, seed: int, counted: Sequence[int]) -> pd.DataFrame:
     """Read S-acc off an accuracy matrix, from the client's own samples (L-acc) to everybody's (G-acc).
 
     Parameters
@@ -191,7 +190,7 @@ def readings(matrix: pd.DataFrame, seed: int, counted: Sequence[int]) -> pd.Data
     matrix
         Personal models by clients.
     seed
-        The run's seed, which decides in whose company each model is tested.
+        The run's seed, which decides on whose samples each model is tested.
     counted
         Clients whose models count.
 
@@ -206,13 +205,13 @@ def readings(matrix: pd.DataFrame, seed: int, counted: Sequence[int]) -> pd.Data
     return pd.DataFrame({"fraction": FRACTIONS, "value": found})
 
 
-def company(found: pd.DataFrame, metric: str, styles: Mapping[str, Style]) -> Panels:
+def s_acc_chart(found: pd.DataFrame, metric: str, styles: Mapping[str, Style]) -> Panels:
     """Draw S-acc against the fraction of the other clients on whose samples models are tested too.
 
     Parameters
     ----------
     found
-        What :func:`readings` gives, with ``line`` and ``run`` beside it.
+        What :func:`s_acc_by_fraction` gives, with ``line`` and ``run`` beside it.
     metric
         What the matrix measures.
     styles

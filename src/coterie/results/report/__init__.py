@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from coterie.results.report.writer import Written, write
+from coterie.results.report.writer import ReportFiles, write
 
-__all__ = ["Written", "write"]
+__all__ = ["ReportFiles", "write"]

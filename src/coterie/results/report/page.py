@@ -17,20 +17,8 @@ from coterie.results.report.elements import Markup, Plot, Section
 def page(title: str, about: str, sections: Sequence[Section]) -> str:
     """Write the page.
 
-    Parameters
-    ----------
-    title
-        Its title, as plain text.
-    about
-        A line below the title, as plain text.
-    sections
-        What it holds.
-
-    Returns
-    -------
-    str
-        The file's contents. Scripts are admitted by their digest alone and nothing can be fetched, so whatever a run
-        is called, it cannot do anything.
+    Scripts are admitted by their digest alone and nothing can be fetched, so that no text in a run, such as its name,
+    can act.
     """
     from plotly.offline import get_plotlyjs
 

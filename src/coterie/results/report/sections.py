@@ -11,7 +11,7 @@ from coterie.results import RunSet, figures, heat_maps
 from coterie.results.figures import Chart, HeatMap
 from coterie.results.report import tables
 from coterie.results.report.elements import Markup, Plot, Section, Variant, bullets, paragraph
-from coterie.results.report.sources import Gathered
+from coterie.results.report.sources import ReportData
 
 LINES = 8
 """Lines of a chart beyond which every setting has its own."""
@@ -20,26 +20,15 @@ NUMBERS = 500_000
 """Numbers in all heat maps of collaboration weights together, which decides how many rounds a slider has."""
 
 
-def sections(found: Gathered) -> list[Section]:
-    """Make the sections of a report.
-
-    Parameters
-    ----------
-    found
-        The runs.
-
-    Returns
-    -------
-    list of Section
-        The sections, in their order; none is empty.
-    """
+def sections(found: ReportData) -> list[Section]:
+    """Make the sections that the runs have something for."""
     made = (
         _summary(found),
         _section("curves", "Over rounds", _curves(found)),
         _section("clients", "Clients", _clients(found)),
         _section("fairness", "Fairness", _fairness(found)),
         _section("weights", "Who listens to whom", _weights(found)),
-        _section("company", "Personal models in company", _company(found)),
+        _section("others", "Personal models on other clients' samples", _on_other_clients(found)),
         _section("robustness", "Robustness", _robustness(found)),
         _section("shares", "Who has what", _shares(found)),
         _section("costs", "Bytes and seconds", _costs(found)),
@@ -54,12 +43,12 @@ def _section(key: str, title: str, parts: Iterator[Markup | Plot]) -> Section | 
     return Section(key, title, made) if made else None
 
 
-def _over_seeds(found: Gathered) -> str:
+def _over_seeds(found: ReportData) -> str:
     several = len(found.runs.results) > len(set(found.runs.lines))
     return " Lines are means over seeds, bands one standard deviation." if several else ""
 
 
-def _drawn(found: Gathered, draw: Callable[..., Chart | None], *metric: str) -> tuple[Variant, ...]:
+def _drawn(found: ReportData, draw: Callable[..., Chart | None], *metric: str) -> tuple[Variant, ...]:
     """Draw all runs in one chart, or a chart for each setting where one would have too many lines."""
     runs, settings = found.runs, found.runs.settings
     apart = len(settings) > 1 and len(runs.styles) > LINES
@@ -73,7 +62,7 @@ def _plot(key: str, title: str, caption: str, variants: tuple[Variant, ...]) -> 
         yield Plot(key, title, caption, variants, "Setting")
 
 
-def _summary(found: Gathered) -> Section:
+def _summary(found: ReportData) -> Section:
     parts: list[Markup | Plot] = [
         paragraph(
             f"Test {'/'.join(found.runs.metric_names)} of each model on the samples of the client that it serves, "
@@ -88,13 +77,13 @@ def _summary(found: Gathered) -> Section:
     return Section("summary", "Summary", tuple(parts))
 
 
-def _curves(found: Gathered) -> Iterator[Plot]:
+def _curves(found: ReportData) -> Iterator[Plot]:
     for metric in dict.fromkeys([*found.runs.metric_names, "loss"]):
         caption = f"Mean test {metric} over clients after each evaluated round.{_over_seeds(found)}"
         yield from _plot(f"curves-{metric}", f"Test {metric}", caption, _drawn(found, RunSet.curves, metric))
 
 
-def _clients(found: Gathered) -> Iterator[Plot]:
+def _clients(found: ReportData) -> Iterator[Plot]:
     for metric in found.runs.metric_names:
         together = " Clients of all seeds are put together." if _over_seeds(found) else ""
         caption = f"Each client's test {metric} after the last round; the dashed line is the mean.{together}"
@@ -102,10 +91,10 @@ def _clients(found: Gathered) -> Iterator[Plot]:
         yield from _plot(f"clients-{metric}", title, caption, _drawn(found, RunSet.distribution, metric))
         caption = f"The same numbers one by one. The left end is the clients that are served worst.{together}"
         title = f"Test {metric} of every client"
-        yield from _plot(f"sorted-{metric}", title, caption, _drawn(found, RunSet.in_order, metric))
+        yield from _plot(f"sorted-{metric}", title, caption, _drawn(found, RunSet.sorted_clients, metric))
 
 
-def _fairness(found: Gathered) -> Iterator[Plot]:
+def _fairness(found: ReportData) -> Iterator[Plot]:
     for metric in found.runs.metric_names:
         caption = (
             "Well and evenly served clients lie at the top left. The variance is over clients, after the last round. "
@@ -117,12 +106,12 @@ def _fairness(found: Gathered) -> Iterator[Plot]:
         yield from _plot(f"fairness-{metric}", title, caption, _drawn(found, RunSet.fairness, metric))
 
 
-def _markers(found: Gathered, metric: str) -> str:
+def _markers(found: ReportData, metric: str) -> str:
     models = figures.shown_models(found.runs.metrics, metric)
     return ", ".join(f"a {symbol} for {model} ones" for model, symbol in zip(models, figures.SYMBOLS, strict=False))
 
 
-def _weights(found: Gathered) -> Iterator[Plot]:
+def _weights(found: ReportData) -> Iterator[Plot]:
     having = [place for place in found.runs.firsts() if found.runs.results[place].weight_rounds]
     if not having:
         return
@@ -139,15 +128,15 @@ def _weights(found: Gathered) -> Iterator[Plot]:
     yield Plot("weights", "Collaboration weights", caption, tuple(variants))
 
 
-def _company(found: Gathered) -> Iterator[Plot]:
+def _on_other_clients(found: ReportData) -> Iterator[Plot]:
     having = [place for place in found.runs.firsts() if found.runs.results[place].matrix_rounds]
     if not having:
         return
     caption = (
         "Each personal model on test samples of its own client and of a fraction c of the others, drawn at random but "
-        f"nested: what becomes of it in foreign company.{_over_seeds(found)}"
+        f"nested: how well it does on samples unlike its own.{_over_seeds(found)}"
     )
-    yield from _plot("s-acc", "S-acc against c", caption, _drawn(found, RunSet.company))
+    yield from _plot("s-acc", "S-acc against c", caption, _drawn(found, RunSet.s_acc))
     charts = [heat_maps.matrix_map(found.runs.results[place]) for place in having]
     ends = min(chart.range[0] for chart in charts), max(chart.range[1] for chart in charts)
     variants = [
@@ -158,7 +147,7 @@ def _company(found: Gathered) -> Iterator[Plot]:
     yield Plot("matrix", "Accuracy matrix", caption, tuple(variants))
 
 
-def _robustness(found: Gathered) -> Iterator[Plot]:
+def _robustness(found: ReportData) -> Iterator[Plot]:
     for metric in found.runs.metric_names:
         caption = f"Mean over honest clients after the last round, by how many clients attack.{_over_seeds(found)}"
         title = f"Test {metric} under attack"
@@ -166,7 +155,7 @@ def _robustness(found: Gathered) -> Iterator[Plot]:
         yield from _plot(f"robustness-{metric}", title, caption, () if chart is None else (Variant("", chart),))
 
 
-def _shares(found: Gathered) -> Iterator[Plot]:
+def _shares(found: ReportData) -> Iterator[Plot]:
     seen: list[pd.DataFrame] = []
     variants = []
     for place in found.runs.firsts():
@@ -186,7 +175,7 @@ def _shares(found: Gathered) -> Iterator[Plot]:
         yield Plot("shares", title, f"{what}.{one}{label}", tuple(variants))
 
 
-def _costs(found: Gathered) -> Iterator[Markup | Plot]:
+def _costs(found: ReportData) -> Iterator[Markup | Plot]:
     yield tables.costs(found)
     caption = (
         "Bytes of the methods' messages in each round, of all clients together. Where lines cover one another, methods "
@@ -197,28 +186,28 @@ def _costs(found: Gathered) -> Iterator[Markup | Plot]:
     yield from _plot("seconds", "Seconds in a round", caption, _drawn(found, RunSet.seconds))
 
 
-def _events(found: Gathered) -> Iterator[Markup | Plot]:
+def _events(found: ReportData) -> Iterator[Markup | Plot]:
     variants = []
     for place, events in enumerate(found.events):
         if events:
             frame = pd.DataFrame([(each.round, each.client, each.what, each.reason) for each in events])
             frame.columns = pd.Index(["round", "client", "what", "reason"])
-            variants.append(Variant(found.runs.results[place].path.name, figures.happenings(frame)))
+            variants.append(Variant(found.runs.results[place].path.name, figures.events(frame)))
     if variants:
         caption = "What was not supposed to happen, or is worth telling, by round and client."
         yield Plot("events", "Events", caption, tuple(variants))
-        yield tables.happenings(found)
+        yield tables.events(found)
 
 
-def _run_label(found: Gathered, place: int) -> str:
+def _run_label(found: ReportData, place: int) -> str:
     return f"{found.runs.lines[place].name}, seed {_seed(found, place)}"
 
 
-def _seed(found: Gathered, place: int) -> int:
+def _seed(found: ReportData, place: int) -> int:
     return int(found.runs.results[place].config.get("seed", 0))
 
 
-def _in_order(found: Gathered, variants: list[Variant]) -> str:
+def _in_order(found: ReportData, variants: list[Variant]) -> str:
     """Say how clients are ordered, by the axis of the first chart."""
     chart = variants[0].chart
     title = chart.rows.title if isinstance(chart, HeatMap) else ""

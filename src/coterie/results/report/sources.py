@@ -1,4 +1,4 @@
-"""From folders to runs: what a report is about, and what it has to leave out."""
+"""The runs of a report, read from folders, and what it has to leave out."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 from coterie.errors import CoterieError, RunFolderError
 from coterie.results import Result, RunSet
-from coterie.results.unfinished import so_far
+from coterie.results.partial_summary import partial_summary
 from coterie.runs.storage import events
 from coterie.runs.storage.atomic_files import read_json
 from coterie.runs.storage.events import Event
 from coterie.yaml_file import read_yaml
 
-Reader = Callable[[Path], None]
-"""Told of each run before it is read."""
+ProgressCallback = Callable[[Path], None]
+"""Called with the folder of each run before it is read."""
 
 
 @dataclass(frozen=True)
-class Gathered:
+class ReportData:
     """The runs of a report.
 
     Parameters
@@ -46,25 +46,10 @@ class Gathered:
 
 
 def folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[dict[Path, str | None], list[str]]:
-    """Find the runs in some folders.
+    """Find the runs in folders of runs, comparisons and recipes.
 
-    Parameters
-    ----------
-    paths
-        Folders of runs, or of comparisons and recipes, which stand for their runs.
-
-    Returns
-    -------
-    runs
-        Folders of runs, each once, in the order in which they were given, and what a comparison's plan calls the method
-        of each; a comparison's in the order of its plan.
-    left_out
-        Sentences about runs of a comparison that are not there, or diverged.
-
-    Raises
-    ------
-    RunFolderError
-        If a folder is neither.
+    Gives each run's folder once, with what a comparison's plan calls its method, and sentences about planned runs that
+    are missing or diverged.
     """
     found: dict[Path, tuple[Path, str | None]] = {}
     left_out: list[str] = []
@@ -93,34 +78,16 @@ def _with_parts(paths: Iterable[Path]) -> Iterator[Path]:
         yield from [path] if own or not parts else parts
 
 
-def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None) -> Gathered:
-    """Read the runs that a report is about.
-
-    Parameters
-    ----------
-    paths
-        Folders of runs or of comparisons.
-    reader
-        Told of each run before it is read.
-
-    Returns
-    -------
-    Gathered
-        The runs, finished or not.
-
-    Raises
-    ------
-    RunFolderError
-        If a folder is neither, or no run has recorded anything yet.
-    """
+def read_runs(paths: Iterable[str | os.PathLike[str]], progress: ProgressCallback | None = None) -> ReportData:
+    """Read the runs that a report is about."""
     there, left_out = folders(paths)
     results, summaries, named = [], [], []
     for path, called in there.items():
-        if reader is not None:
-            reader(path)
+        if progress is not None:
+            progress(path)
         result = Result(path)
         try:
-            summaries.append(result.summary if result.finished else so_far(result))
+            summaries.append(result.summary if result.finished else partial_summary(result))
         except CoterieError as error:
             left_out.append(f"{path.name}: {error}")
             continue
@@ -133,7 +100,7 @@ def gather(paths: Iterable[str | os.PathLike[str]], reader: Reader | None = None
         raise RunFolderError(f"there is nothing to report: {'; '.join(left_out) or 'no run has been begun'}")
     runs = RunSet(results, named)
     _ = runs.metrics, runs.timings  # read here, where progress is shown
-    return Gathered(
+    return ReportData(
         runs,
         summaries,
         [events.read(result.path) for result in results],

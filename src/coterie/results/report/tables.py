@@ -13,36 +13,25 @@ import numpy as np
 import yaml
 
 from coterie.results import MODELS
+from coterie.results._byte_units import format_bytes
 from coterie.results.figures import Line
-from coterie.results.report.elements import Cell, Markup, table
-from coterie.results.report.sources import Gathered
+from coterie.results.report.elements import Markup, table
+from coterie.results.report.sources import ReportData
+from coterie.tables import ABSENT, Cell, Row, Table, numbers, words
 
-_ABSENT, _MISSING = "–", object()
+_MISSING = object()
 _SETTINGS = "settings."
 _EVENTS = 200  # rows of the table of events
-_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
-def summary(found: Gathered) -> Markup:
-    """Write the result of all lines in short.
-
-    Parameters
-    ----------
-    found
-        The runs.
-
-    Returns
-    -------
-    Markup
-        A row for each line and model, means over seeds, the best mean of each kind of model in bold.
-    """
+def summary(found: ReportData) -> Markup:
+    """Summarise all lines: a row for each line and model, means over seeds, the best mean of each model in bold."""
     several = len(found.summaries) > len(set(found.runs.lines))
     measured = {each["metric"] for each in found.summaries}
     settings = len(found.runs.settings) > 1
-    head = ["method"] + (["setting"] if settings else []) + ["model"] + (["metric"] if len(measured) > 1 else [])
-    words = len(head)
-    head += ["mean ± std over seeds" if several else "mean", "std over clients", "worst tenth", "worst client"]
-    head += ["best on validation", "clients", "seeds", "rounds"]
+    labels = ["method", *(["setting"] if settings else []), "model", *(["metric"] if len(measured) > 1 else [])]
+    scores = ["mean ± std over seeds" if several else "mean", "std over clients", "worst tenth", "worst client"]
+    columns = (*words(*labels), *numbers(*scores, "best on validation", "clients", "seeds", "rounds"))
     rows = []
     for model in MODELS:
         having = _having(found, model)
@@ -51,39 +40,30 @@ def summary(found: Gathered) -> Markup:
             finals = [each[model]["final"] for each in summaries]
             best = [each[model]["best"] for each in summaries]
             rows.append(
-                [
-                    line.method,
-                    *([line.setting or _ABSENT] if settings else []),
-                    model.replace("_", " "),
-                    *([summaries[0]["metric"]] if len(measured) > 1 else []),
-                    Cell(_spread([each["mean"] for each in finals]), line in winners),
-                    _mean([each["std"] for each in finals]),
-                    _mean([each[model]["fairness"]["worst_decile"] for each in summaries]),
-                    _mean([each["worst"] for each in finals]),
-                    _ABSENT if None in best else _spread([each["mean"] for each in best]),
-                    _range(each[model]["clients"] for each in summaries),
-                    str(len(summaries)),
-                    _range(each["rounds"] for each in summaries),
-                ]
+                Row(
+                    (
+                        line.method,
+                        *([line.setting or ABSENT] if settings else []),
+                        model.replace("_", " "),
+                        *([summaries[0]["metric"]] if len(measured) > 1 else []),
+                        Cell(_spread([each["mean"] for each in finals]), "best" if line in winners else ""),
+                        _mean([each["std"] for each in finals]),
+                        _mean([each[model]["fairness"]["worst_decile"] for each in summaries]),
+                        _mean([each["worst"] for each in finals]),
+                        ABSENT if None in best else _spread([each["mean"] for each in best]),
+                        _range(each[model]["clients"] for each in summaries),
+                        str(len(summaries)),
+                        _range(each["rounds"] for each in summaries),
+                    )
+                )
             )
-    return table(head, rows, words=words)
+    return table(Table(columns, tuple(rows)))
 
 
-def costs(found: Gathered) -> Markup:
-    """Write what the lines took: seconds and bytes.
-
-    Parameters
-    ----------
-    found
-        The runs.
-
-    Returns
-    -------
-    Markup
-        A row for each line, means over seeds.
-    """
+def costs(found: ReportData) -> Markup:
+    """List the seconds and bytes of each line, means over seeds."""
     wire = found.runs.metrics[found.runs.metrics["metric"].isin(["wire_up", "wire_down"])]
-    head = ["method", "seconds", "seconds a round", "up", "up a round", "down", "down a round"]
+    head = ["seconds", "seconds a round", "up", "up a round", "down", "down a round"]
     head += ["up with overhead", "down with overhead"] if len(wire) else []
     rows = []
     for line, places in _places(found).items():
@@ -93,51 +73,29 @@ def costs(found: Gathered) -> Markup:
         row = [line.name, f"{spent:.1f}", f"{spent / max(1.0, rounds):.3f}"]
         for way in ("up", "down"):
             sent = float(np.mean([each["bytes"][way] for each in summaries]))
-            row += [size(sent), size(sent / max(1.0, rounds))]
+            row += [format_bytes(sent), format_bytes(sent / max(1.0, rounds))]
         if len(wire):
             of_line = wire[wire["run"].isin(places)]
             for way in ("wire_up", "wire_down"):
                 values = of_line.loc[of_line["metric"] == way, "value"]
-                row.append(size(float(values.sum()) / len(places)) if len(values) else _ABSENT)
-        rows.append(row)
-    return table(head, rows)
+                row.append(format_bytes(float(values.sum()) / len(places)) if len(values) else ABSENT)
+        rows.append(Row(tuple(row)))
+    return table(Table((*words("method"), *numbers(*head)), tuple(rows)))
 
 
-def happenings(found: Gathered) -> Markup:
-    """Write what happened in federations between machines.
-
-    Parameters
-    ----------
-    found
-        The runs.
-
-    Returns
-    -------
-    Markup
-        A row for each event, up to a limit that is said.
-    """
+def events(found: ReportData) -> Markup:
+    """List the events of federations between machines, up to a limit that the title states."""
     rows = []
-    for result, events in zip(found.runs.results, found.events, strict=True):
-        for event in events:
+    for result, recorded in zip(found.runs.results, found.events, strict=True):
+        for event in recorded:
             client = "" if event.client is None else str(event.client)
-            rows.append([result.path.name, str(event.round), client, event.what, event.reason])
-    said = f"the first {_EVENTS} of {len(rows)} events" if len(rows) > _EVENTS else ""
-    return table(["run", "round", "client", "what", "why"], rows[:_EVENTS], words=5, caption=said)
+            rows.append(Row((result.path.name, str(event.round), client, event.what, event.reason)))
+    title = f"the first {_EVENTS} of {len(rows)} events" if len(rows) > _EVENTS else ""
+    return table(Table(words("run", "round", "client", "what", "why"), tuple(rows[:_EVENTS]), title))
 
 
-def repeat(found: Gathered) -> list[Markup]:
-    """Write every run's configuration, and the command that repeats it.
-
-    Parameters
-    ----------
-    found
-        The runs.
-
-    Returns
-    -------
-    list of Markup
-        What runs have in common, in what they differ, and each in full.
-    """
+def repeat(found: ReportData) -> list[Markup]:
+    """Show what runs have in common, in what they differ, and each run's configuration and command in full."""
     configs = [_flat(result.config) for result in found.runs.results]
     names = list(dict.fromkeys(name for config in configs for name in config))
     common = [name for name in names if all(each.get(name, _MISSING) == configs[0].get(name) for each in configs)]
@@ -150,8 +108,8 @@ def repeat(found: Gathered) -> list[Markup]:
         for result, config in zip(found.runs.results, configs, strict=True):
             own = {name: value for name, value in config.items() if name not in common and name.startswith(_SETTINGS)}
             settings = ", ".join(f"{name.removeprefix(_SETTINGS)}={_word(value)}" for name, value in own.items())
-            rows.append([result.path.name, *(_word(config.get(name, _ABSENT)) for name in differ), settings])
-        shown = table(["run", *differ, "settings"], rows, words=len(differ) + 2)
+            rows.append(Row((result.path.name, *(_word(config.get(name, ABSENT)) for name in differ), settings)))
+        shown = table(Table(words("run", *differ, "settings"), tuple(rows)))
         parts.append(Markup(f"<h3>In what they differ</h3>\n{shown.text}\n<h3>Each run</h3>"))
     for place, result in enumerate(found.runs.results):
         inside = [f"<p>{_how(found, place)}</p>", _code(_yaml(result.config))]
@@ -170,24 +128,7 @@ def repeat(found: Gathered) -> list[Markup]:
 
 
 def command(config: Mapping[str, Any], path: Path, choices: Mapping[str, Any], federated: bool) -> str:
-    """Give the command that repeats a run.
-
-    Parameters
-    ----------
-    config
-        The run's configuration.
-    path
-        Its folder.
-    choices
-        What its engine chose.
-    federated
-        Whether it was a federation between machines.
-
-    Returns
-    -------
-    str
-        A line for a shell; of a federation, to be run where its project folder is.
-    """
+    """Give the command that repeats a run; a federation's is for the machine that has its project folder."""
     if not federated:
         words = ["coterie", "run", str(path / "config.yaml"), "--out", f"{path.name}-again"]
         words += ["--data-dir", str(choices["data_dir"])] if "data_dir" in choices else []
@@ -200,24 +141,7 @@ def command(config: Mapping[str, Any], path: Path, choices: Mapping[str, Any], f
     return shlex.join(words)
 
 
-def size(count: float) -> str:
-    """Write a number of bytes.
-
-    Parameters
-    ----------
-    count
-        The bytes.
-
-    Returns
-    -------
-    str
-        With the unit that suits it.
-    """
-    by, unit = next((each for each in _UNITS if count >= each[0]), _UNITS[-1])
-    return f"{count / by:.0f} {unit}" if by == 1 else f"{count / by:.3g} {unit}"
-
-
-def _how(found: Gathered, place: int) -> str:
+def _how(found: ReportData, place: int) -> str:
     result, federated = found.runs.results[place], bool(found.events[place])
     line = f"<code>{html.escape(command(result.config, result.path, found.choices[place], federated))}</code>"
     if federated:
@@ -225,14 +149,14 @@ def _how(found: Gathered, place: int) -> str:
     return f"Again by {line}, or by <code>coterie run</code> with this as a file:"
 
 
-def _places(found: Gathered) -> dict[Line, list[int]]:
+def _places(found: ReportData) -> dict[Line, list[int]]:
     places: dict[Line, list[int]] = {}
     for place, line in enumerate(found.runs.lines):
         places.setdefault(line, []).append(place)
     return places
 
 
-def _having(found: Gathered, model: str) -> dict[Line, list[dict[str, Any]]]:
+def _having(found: ReportData, model: str) -> dict[Line, list[dict[str, Any]]]:
     all_of = {line: [found.summaries[place] for place in places] for line, places in _places(found).items()}
     having = {line: [each for each in theirs if each.get(model)] for line, theirs in all_of.items()}
     return {line: theirs for line, theirs in having.items() if theirs}
@@ -262,7 +186,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 def _mean(values: Iterable[float | None]) -> str:
     known = _known(values)
-    return f"{float(np.mean(known)):.4f}" if known else _ABSENT
+    return f"{float(np.mean(known)):.4f}" if known else ABSENT
 
 
 def _spread(values: Sequence[float | None]) -> str:

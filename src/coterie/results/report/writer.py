@@ -19,14 +19,14 @@ from coterie.results import figures
 from coterie.results.report.elements import Plot, Section
 from coterie.results.report.page import page
 from coterie.results.report.sections import sections
-from coterie.results.report.sources import Gathered, Reader, folders, gather
+from coterie.results.report.sources import ProgressCallback, ReportData, folders, read_runs
 from coterie.runs.storage.atomic_files import write_text
 from coterie.version import __version__
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a report wrote.
+class ReportFiles:
+    """The files that were written for a report.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def write(
     static: str | os.PathLike[str] | None = None,
     title: str | None = None,
     progress: bool = True,
-) -> Written:
+) -> ReportFiles:
     """Write a report about runs: one HTML file that opens anywhere, without a network.
 
     Parameters
@@ -68,7 +68,7 @@ def write(
 
     Returns
     -------
-    Written
+    ReportFiles
         What was written.
 
     Examples
@@ -78,12 +78,12 @@ def write(
     given, file = [Path(path) for path in paths], Path(out)
     _refuse(file)
     count = len(folders(given)[0])
-    with _progress(count, progress) as reader:
-        found = gather(given, reader)
+    with _progress(count, progress) as advance:
+        found = read_runs(given, advance)
     made = sections(found)
     drawn = [] if static is None else _static(made, Path(static))
     _put(file, page(title or _title(given, found), _about(found), made))
-    return Written(file, drawn, [section.key for section in made])
+    return ReportFiles(file, drawn, [section.key for section in made])
 
 
 def _refuse(file: Path) -> None:
@@ -124,7 +124,7 @@ def _stem(words: Sequence[str], taken: set[str]) -> str:
     return name
 
 
-def _title(paths: Sequence[Path], found: Gathered) -> str:
+def _title(paths: Sequence[Path], found: ReportData) -> str:
     if len(paths) == 1:
         return paths[0].resolve().name
     methods = list(dict.fromkeys(line.method for line in found.runs.lines))
@@ -132,7 +132,7 @@ def _title(paths: Sequence[Path], found: Gathered) -> str:
     return shown
 
 
-def _about(found: Gathered) -> str:
+def _about(found: ReportData) -> str:
     runs, methods = len(found.runs.results), len({line.method for line in found.runs.lines})
     data = list(dict.fromkeys(str(result.config.get("data", "?")) for result in found.runs.results))
     parts = [
@@ -144,13 +144,13 @@ def _about(found: Gathered) -> str:
 
 
 @contextlib.contextmanager
-def _progress(count: int, show: bool) -> Iterator[Reader]:
+def _progress(count: int, show: bool) -> Iterator[ProgressCallback]:
     columns = (TextColumn("[bold]reading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), disable=not show or count < 2, transient=True) as bar:
         task = bar.add_task("", total=count)
 
-        def told(path: Path) -> None:
+        def advance(path: Path) -> None:
             bar.update(task, description=path.name)
             bar.advance(task)
 
-        yield told
+        yield advance

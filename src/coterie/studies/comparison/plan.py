@@ -29,7 +29,7 @@ class PlannedRun:
     name
         Its folder's name.
     method
-        What the table calls the method.
+        The method's name in the plan: its registered one, unless the plan gives another.
     setting
         The values of the grid that it has.
     candidate
@@ -46,7 +46,7 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """All runs of a comparison, in the order in which they are run.
 
     Parameters
@@ -54,7 +54,9 @@ class Plan:
     runs
         The runs.
     methods
-        What the table calls the methods, in its order.
+        The methods' names in the plan, in the order of the table: their registered ones, unless the plan gives others.
+    titles
+        What people see each method called: the name that the plan gives it, or else its title.
     seeds
         The seeds.
     grid
@@ -65,6 +67,7 @@ class Plan:
 
     runs: tuple[PlannedRun, ...]
     methods: tuple[str, ...]
+    titles: dict[str, str]
     seeds: tuple[int, ...]
     grid: dict[str, list[Any]]
     tune: dict[str, list[Any]]
@@ -82,7 +85,7 @@ class Plan:
         setting
             The point.
         method
-            What the table calls the method.
+            The method's name in the plan.
 
         Returns
         -------
@@ -113,7 +116,7 @@ class Plan:
         }
 
 
-def make_plan(values: Mapping[str, Any]) -> Plan:
+def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
     """Make a plan of named values, as a YAML file or the command line give them.
 
     ``methods`` lists names, or mappings with ``algorithm``, parameters (under ``settings``, or ``lr``, ``local_epochs``
@@ -129,7 +132,7 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
 
     Returns
     -------
-    Plan
+    ComparisonPlan
         The plan; every run's configuration has been checked.
 
     Raises
@@ -145,13 +148,13 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
     seeds = _seeds(values.get("seeds"))
     grid, tune = (_lists(name, values.get(name)) for name in ("grid", "tune"))
     _refuse_contradictions(methods, grid, tune)
-    fields, parameters = _sorted_out(shared)
+    fields, parameters = _split(shared)
     if tune and fields.get("validation", ExperimentConfig.model_fields["validation"].default) == 0:
         raise ConfigError("validation is 0, but tune chooses on validation data: hold some out with --validation 0.1")
     runs: list[PlannedRun] = []
     taken: set[str] = set()
     for point in _points(grid):
-        over_fields, over_parameters = _sorted_out(point)
+        over_fields, over_parameters = _split(point)
         for label, method in methods.items():
             known = registry.get(method["algorithm"]).model_fields
             for candidate in _points({name: found for name, found in tune.items() if name in known}):
@@ -160,9 +163,9 @@ def make_plan(values: Mapping[str, Any]) -> Plan:
                     config = from_mapping(
                         {**fields, **over_fields, "algorithm": method["algorithm"], "settings": settings, "seed": seed}
                     )
-                    name = _slug([*_said(point), label, *_said(candidate), f"seed{seed}"], taken)
+                    name = _folder_name([*_words(point), label, *_words(candidate), f"seed{seed}"], taken)
                     runs.append(PlannedRun(name, label, point, candidate, config))
-    return Plan(tuple(runs), tuple(methods), tuple(seeds), grid, tune)
+    return ComparisonPlan(tuple(runs), tuple(methods), _titles(methods), tuple(seeds), grid, tune)
 
 
 def _methods(given: Any) -> dict[str, Values]:
@@ -178,9 +181,7 @@ def _methods(given: Any) -> dict[str, Values]:
         for name in method:
             if name not in _OF_METHODS:
                 raise UnknownName("entry of a method called", str(name), _OF_METHODS)
-        fields, settings = _sorted_out(
-            {key: value for key, value in method.items() if key not in ("algorithm", "name")}
-        )
+        fields, settings = _split({key: value for key, value in method.items() if key not in ("algorithm", "name")})
         assert not fields
         name = registry.get(method["algorithm"]).name
         label = str(method.get("name") or name)
@@ -190,6 +191,15 @@ def _methods(given: Any) -> dict[str, Values]:
             )
         found[label] = {"algorithm": method["algorithm"], "settings": settings}
     return found
+
+
+def _titles(methods: Mapping[str, Values]) -> dict[str, str]:
+    """Say what people see methods called; a title that another method has been given as its name is no help."""
+    algorithms = {label: registry.get(method["algorithm"]) for label, method in methods.items()}
+    return {
+        label: algorithm.title if label == algorithm.name and algorithm.title not in methods else label
+        for label, algorithm in algorithms.items()
+    }
 
 
 def _seeds(given: Any) -> list[int]:
@@ -234,8 +244,8 @@ def _refuse_contradictions(methods: Mapping[str, Values], grid: Values, tune: Va
             raise UnknownName("parameter of these methods called", name, known)
 
 
-def _sorted_out(values: Mapping[str, Any]) -> tuple[Values, Values]:
-    """Tell the configuration's own fields from the methods' parameters."""
+def _split(values: Mapping[str, Any]) -> tuple[Values, Values]:
+    """Separate the configuration's own fields from the methods' parameters."""
     settings = values.get("settings") or {}
     if not isinstance(settings, Mapping):
         raise ConfigError(f"settings is {settings!r}, but must map the method's parameters to values")
@@ -253,11 +263,11 @@ def _points(lists: Mapping[str, list[Any]]) -> Iterator[Values]:
         yield dict(zip(lists, values, strict=True))
 
 
-def _said(values: Values) -> list[str]:
+def _words(values: Values) -> list[str]:
     return [f"{name}-{value}" for name, value in values.items()]
 
 
-def _slug(parts: Sequence[str], taken: set[str]) -> str:
+def _folder_name(parts: Sequence[str], taken: set[str]) -> str:
     """Make a folder's name that no other run has, whatever the values are made of."""
     stem = re.sub(r"[^\w.-]+", "-", "-".join(Path(part).name if part.endswith(".py") else part for part in parts))
     stem = stem.lstrip(".-")[:120]

@@ -32,10 +32,10 @@ from coterie.rows.distributed import launched
 from coterie.runs.experiment import Watcher
 from coterie.runs.storage import lock_folder
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
-from coterie.studies.comparison.plan import Plan, PlannedRun
+from coterie.studies.comparison.plan import ComparisonPlan, PlannedRun
 from coterie.studies.comparison.standings import Standings, standings
-from coterie.studies.comparison.workers import Play, in_turn, side_by_side
-from coterie.studies.comparison.writers import csv_text, latex, markdown
+from coterie.studies.comparison.tables import csv_text, table
+from coterie.studies.comparison.workers import RunFunction, run_in_turn, run_side_by_side
 from coterie.tracking import make_all
 from coterie.yaml_file import read_yaml
 
@@ -43,7 +43,7 @@ _PLAN, _RUNS, _DIVERGED = "plan.yaml", "runs", "diverged.json"
 
 
 def compare(
-    plan: Plan,
+    plan: ComparisonPlan,
     out: str | os.PathLike[str],
     *,
     data_dir: str | os.PathLike[str] | None = None,
@@ -77,21 +77,23 @@ def compare(
     Returns
     -------
     Standings
-        Who stands where.
+        The result of each method.
     """
     folder = Path(out)
     _refuse_several_processes()
     _refuse_without_validation(plan, at)
     make_all(track)  # what is wrong with them is said before anything is begun
-    with _kept(plan, folder):
+    with _locked(plan, folder):
         diverged = _run_all(plan, folder, functools.partial(_play, folder, data_dir, tuple(track)), jobs, progress)
         found = standings(plan, _results(plan, folder, diverged), at)
-        for name, text in (("table.md", markdown(found)), ("table.tex", latex(found)), ("table.csv", csv_text(found))):
-            write_text(folder / name, text)
+        shown = table(found)
+        write_text(folder / "table.md", shown.markdown())
+        write_text(folder / "table.tex", shown.latex())
+        write_text(folder / "table.csv", csv_text(found))
     return found
 
 
-def load_results(plan: Plan, out: str | os.PathLike[str]) -> dict[str, Result | None]:
+def load_results(plan: ComparisonPlan, out: str | os.PathLike[str]) -> dict[str, Result | None]:
     """Give the runs of a comparison that has come to its end.
 
     Parameters
@@ -110,25 +112,26 @@ def load_results(plan: Plan, out: str | os.PathLike[str]) -> dict[str, Result | 
     return _results(plan, folder, read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {})
 
 
-def _results(plan: Plan, folder: Path, diverged: Mapping[str, str]) -> dict[str, Result | None]:
+def _results(plan: ComparisonPlan, folder: Path, diverged: Mapping[str, str]) -> dict[str, Result | None]:
     return {run.name: None if run.name in diverged else Result(folder / _RUNS / run.name) for run in plan.runs}
 
 
-def _run_all(plan: Plan, folder: Path, play: Play, jobs: int, progress: bool) -> Mapping[str, str]:
+def _run_all(plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, progress: bool) -> Mapping[str, str]:
     """Run what is left, and give the runs that diverged with the sentence that says so."""
     diverged = read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {}
     left = [run for run in plan.runs if run.name not in diverged and not _finished(folder, run)]
     done = len(plan.runs) - len(left)
     try:
         with _display(len(plan.runs), done, progress) as display:
-            ends = in_turn(left, play, display.told) if jobs == 1 else side_by_side(left, play, jobs, display.told)
+            report = display.round_ended
+            ends = run_in_turn(left, play, report) if jobs == 1 else run_side_by_side(left, play, jobs, report)
             with contextlib.closing(ends):
                 for run, sentence in ends:
                     if sentence is not None:
                         diverged[run.name] = sentence
                         write_json(folder / _DIVERGED, diverged)
                     done += 1
-                    display.ended(run)
+                    display.run_ended(run)
     except (Interrupted, KeyboardInterrupt) as stop:
         again = Interrupted(folder, 0, stop.signal_number if isinstance(stop, Interrupted) else signal.SIGINT)
         # What is to be resumed is the comparison, not the run that it was stopped in.
@@ -162,7 +165,7 @@ def _refuse_several_processes() -> None:
         )
 
 
-def _refuse_without_validation(plan: Plan, at: At) -> None:
+def _refuse_without_validation(plan: ComparisonPlan, at: At) -> None:
     if at not in get_args(At):
         raise ConfigError(f"at is {at!r}, but must be {', '.join(get_args(At)[:-1])} or {get_args(At)[-1]}")
     for run in plan.runs:
@@ -171,8 +174,8 @@ def _refuse_without_validation(plan: Plan, at: At) -> None:
 
 
 @contextlib.contextmanager
-def _kept(plan: Plan, folder: Path) -> Iterator[None]:
-    """Keep the plan in its folder, and everybody else out of it."""
+def _locked(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
+    """Write the plan to its folder, and let no other process run it at the same time."""
     plain = yaml.safe_load(yaml.safe_dump(plan.plain(), sort_keys=False, allow_unicode=True))
     _refuse_another(plain, folder)
     with contextlib.ExitStack() as locked:
@@ -219,14 +222,14 @@ class _Display:
         self._bar, self._going = bar, dict[str, TaskID]()
         self._all = bar.add_task("comparison", total=runs, completed=done, score="runs")
 
-    def told(self, run: PlannedRun, round_number: int, mean: float | None) -> None:
+    def round_ended(self, run: PlannedRun, round_number: int, mean: float | None) -> None:
         if run.name not in self._going:
             self._going[run.name] = self._bar.add_task(run.name, total=run.config.rounds, score="")
         self._bar.update(self._going[run.name], completed=round_number)
         if mean is not None:
             self._bar.update(self._going[run.name], score=f"{mean:.4f}")
 
-    def ended(self, run: PlannedRun) -> None:
+    def run_ended(self, run: PlannedRun) -> None:
         self._bar.remove_task(self._going.pop(run.name))
         self._bar.advance(self._all)
 

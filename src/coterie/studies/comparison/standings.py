@@ -1,4 +1,4 @@
-"""Who stands where: means over seeds, the best of each column, and whether the others differ from it by chance."""
+"""The result of a comparison: means over seeds, the best of each column, and who differs from it beyond chance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pandas as pd
 from coterie import evaluation
 from coterie.errors import ConfigError
 from coterie.results import MODELS, At, Result, client_scores, over_seeds
-from coterie.studies.comparison.plan import Plan
+from coterie.studies.comparison.plan import ComparisonPlan
 
 SHOWN = tuple(model for model in MODELS if not model.endswith("oracle"))
 """Models that have a column: what was chosen on test data has none."""
@@ -23,8 +23,8 @@ MARKS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One number of the table.
+class MethodScore:
+    """The result of one model of a method.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Tuned:
     setting
         The point of the grid.
     method
-        The method.
+        The method, as people see it called.
     chosen
         The values that were taken; ``None`` if every candidate diverged.
     scores
@@ -78,37 +78,41 @@ class Tuned:
         str
             One line.
         """
-        where = f" at {said(self.setting)}" if self.setting else ""
+        where = f" at {format_values(self.setting)}" if self.setting else ""
         found = ", ".join(
-            f"{said(values)}: {'diverged' if math.isnan(score) else f'{score:.4f}'}" for values, score in self.scores
+            f"{format_values(values)}: {'diverged' if math.isnan(score) else f'{score:.4f}'}"
+            for values, score in self.scores
         )
-        chosen = "nothing" if self.chosen is None else said(self.chosen)
+        chosen = "nothing" if self.chosen is None else format_values(self.chosen)
         return f"{self.method}{where}: chose {chosen} on validation data ({found})"
 
 
 @dataclass(frozen=True)
-class Line:
-    """One row of the table.
+class Standing:
+    """The result of one method at one point of the grid.
 
     Parameters
     ----------
     setting
         The point of the grid.
     method
-        The method.
+        The method's name in the plan.
+    title
+        What people see it called.
     metric
         What was measured; empty if every run diverged.
     tuned
         Parameters that tuning chose.
-    cells
-        For each model that the method has, its number; none if it diverged.
+    scores
+        The result of each model that the method has; none if it diverged.
     """
 
     setting: dict[str, Any]
     method: str
+    title: str
     metric: str
     tuned: dict[str, Any]
-    cells: dict[str, Cell]
+    scores: dict[str, MethodScore]
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,8 @@ class Standings:
 
     Parameters
     ----------
-    lines
-        The rows, by point of the grid and then by method.
+    rows
+        A row for each method at each point of the grid, by point and then by method.
     tuning
         What was tuned.
     seeds
@@ -127,7 +131,7 @@ class Standings:
         At which round the numbers are.
     """
 
-    lines: list[Line]
+    rows: list[Standing]
     tuning: list[Tuned]
     seeds: int
     at: At
@@ -135,43 +139,16 @@ class Standings:
     @property
     def models(self) -> list[str]:
         """The models that some method has, in the order of columns."""
-        return [model for model in SHOWN if any(model in line.cells for line in self.lines)]
+        return [model for model in SHOWN if any(model in row.scores for row in self.rows)]
 
 
-def said(values: Mapping[str, Any]) -> str:
-    """Write values in one line.
-
-    Parameters
-    ----------
-    values
-        The values by name.
-
-    Returns
-    -------
-    str
-        ``name=value``, with commas between.
-    """
+def format_values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
-def standings(plan: Plan, results: Mapping[str, Result | None], at: At = "final") -> Standings:
-    """Put the finished runs of a comparison together.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    results
-        Its runs by name, ``None`` for one that diverged.
-    at
-        At which round: the last, or each run's best on validation data or on test data.
-
-    Returns
-    -------
-    Standings
-        The table's contents.
-    """
-    lines, tuning = [], []
+def standings(plan: ComparisonPlan, results: Mapping[str, Result | None], at: At = "final") -> Standings:
+    """Compute the result of a comparison from its runs by name, ``None`` for one that diverged."""
+    rows, tuning = [], []
     for setting in plan.settings:
         runs: dict[str, list[Result]] = {}
         tuned: dict[str, dict[str, Any]] = {}
@@ -179,15 +156,19 @@ def standings(plan: Plan, results: Mapping[str, Result | None], at: At = "final"
             runs[method], choice = chosen_runs(plan, results, setting, method, at)
             tuning += [] if choice is None else [choice]
             tuned[method] = {} if choice is None else choice.chosen or {}
-        cells = _cells(runs, at)
+        scores = _scores(runs, at)
         for method, found in runs.items():
             metric = found[0].summary["metric"] if found else ""
-            lines.append(Line(setting, method, metric, tuned[method], cells[method]))
-    return Standings(lines, tuning, len(plan.seeds), at)
+            rows.append(Standing(setting, method, plan.titles[method], metric, tuned[method], scores[method]))
+    return Standings(rows, tuning, len(plan.seeds), at)
 
 
 def chosen_runs(
-    plan: Plan, results: Mapping[str, Result | None], setting: Mapping[str, Any], method: str, at: At = "final"
+    plan: ComparisonPlan,
+    results: Mapping[str, Result | None],
+    setting: Mapping[str, Any],
+    method: str,
+    at: At = "final",
 ) -> tuple[list[Result], Tuned | None]:
     """Give the runs that count for a method at one point of the grid.
 
@@ -200,7 +181,7 @@ def chosen_runs(
     setting
         The point of the grid.
     method
-        What the table calls the method.
+        The method's name in the plan.
     at
         At which round candidates are compared, where there are several.
 
@@ -223,7 +204,7 @@ def chosen_runs(
         scored = {key: _on_validation(found, at) for key, found in whole.items()}
         key = _best(scored, whole)
         scores = [(dict(each), scored.get(each, math.nan)) for each in candidates]
-        tuned = Tuned(dict(setting), method, None if key is None else dict(key), scores)
+        tuned = Tuned(dict(setting), plan.titles[method], None if key is None else dict(key), scores)
     return ([] if key is None else whole[key]), tuned
 
 
@@ -254,8 +235,8 @@ def _validation_score(result: Result, at: At) -> float:
     return float(np.mean(chosen.loc[chosen["round"] == number, "value"].to_numpy()))
 
 
-def _cells(runs: Mapping[str, list[Result]], at: At) -> dict[str, dict[str, Cell]]:
-    cells: dict[str, dict[str, Cell]] = {method: {} for method in runs}
+def _scores(runs: Mapping[str, list[Result]], at: At) -> dict[str, dict[str, MethodScore]]:
+    scores: dict[str, dict[str, MethodScore]] = {method: {} for method in runs}
     for model in SHOWN:
         having = {method: found for method, found in runs.items() if found and all(_has(r, model, at) for r in found)}
         if not having:
@@ -267,8 +248,8 @@ def _cells(runs: Mapping[str, list[Result]], at: At) -> dict[str, dict[str, Cell
         best = _pooled(having[winners[0]], model, at)
         for method, found in having.items():
             pvalue = math.nan if method in winners else _pvalue(_pooled(found, model, at), best)
-            cells[method][model] = Cell(sums[method].mean, sums[method].std, method in winners, pvalue)
-    return cells
+            scores[method][model] = MethodScore(sums[method].mean, sums[method].std, method in winners, pvalue)
+    return scores
 
 
 def _has(result: Result, model: str, at: At) -> bool:

@@ -21,14 +21,14 @@ from coterie.memory import keep_freed_memory
 from coterie.runs.experiment import Watcher
 from coterie.studies.comparison.plan import PlannedRun
 
-Play = Callable[[PlannedRun, Watcher], None]
+RunFunction = Callable[[PlannedRun, Watcher], None]
 """Plays one run to its end, telling the watcher after each round; must be picklable."""
 
-Told = Callable[[PlannedRun, int, float | None], None]
+RoundCallback = Callable[[PlannedRun, int, float | None], None]
 """Told after each round of each run: the run, the round, and the mean of the primary metric when it was evaluated."""
 
 
-Ended = tuple[PlannedRun, str | None]
+EndedRun = tuple[PlannedRun, str | None]
 """A run that ended, and the sentence that says how it diverged, ``None`` if it did not."""
 
 
@@ -39,53 +39,26 @@ class _Working:
     ending: tuple[str, str] | None = None
 
 
-def in_turn(runs: Sequence[PlannedRun], play: Play, told: Told) -> Generator[Ended, None, None]:
-    """Play runs one after the other, in this process.
-
-    Parameters
-    ----------
-    runs
-        The runs.
-    play
-        Plays one of them.
-    told
-        Told after each round.
-
-    Yields
-    ------
-    Ended
-        The runs as they end.
-    """
+def run_in_turn(
+    runs: Sequence[PlannedRun], play: RunFunction, round_ended: RoundCallback
+) -> Generator[EndedRun, None, None]:
+    """Play runs one after the other, in this process."""
     for run in runs:
-        told(run, 0, None)
+        round_ended(run, 0, None)
         try:
-            play(run, functools.partial(told, run))
+            play(run, functools.partial(round_ended, run))
         except Diverged as error:
             yield run, str(error)
         else:
             yield run, None
 
 
-def side_by_side(runs: Sequence[PlannedRun], play: Play, jobs: int, told: Told) -> Generator[Ended, None, None]:
+def run_side_by_side(
+    runs: Sequence[PlannedRun], play: RunFunction, jobs: int, round_ended: RoundCallback
+) -> Generator[EndedRun, None, None]:
     """Play runs, so many at a time.
 
     Whatever stops it, the processes are asked to stop, keep what they have done, and are waited for.
-
-    Parameters
-    ----------
-    runs
-        The runs, begun in this order.
-    play
-        Plays one of them.
-    jobs
-        How many at a time.
-    told
-        Told after each round.
-
-    Yields
-    ------
-    Ended
-        The runs as they end.
     """
     waiting, working = list(runs), dict[Connection, _Working]()
     threads = max(1, (os.cpu_count() or 1) // jobs)
@@ -94,7 +67,7 @@ def side_by_side(runs: Sequence[PlannedRun], play: Play, jobs: int, told: Told) 
             while waiting and len(working) < jobs:
                 run = waiting.pop(0)
                 working.update([_begin(run, play, threads)])
-                told(run, 0, None)
+                round_ended(run, 0, None)
             for ready in wait(list(working)):
                 assert isinstance(ready, Connection)
                 found = working[ready]
@@ -107,7 +80,7 @@ def side_by_side(runs: Sequence[PlannedRun], play: Play, jobs: int, told: Told) 
                     yield found.run, _ended(found)
                     continue
                 if kind == "round":
-                    told(found.run, *rest)
+                    round_ended(found.run, *rest)
                 else:
                     found.ending = (kind, rest[0])
     finally:
@@ -118,7 +91,7 @@ def side_by_side(runs: Sequence[PlannedRun], play: Play, jobs: int, told: Told) 
             found.process.join()
 
 
-def _begin(run: PlannedRun, play: Play, threads: int) -> tuple[Connection, _Working]:
+def _begin(run: PlannedRun, play: RunFunction, threads: int) -> tuple[Connection, _Working]:
     # Not forked: a fork copies PyTorch's thread pool without its threads, and a CUDA context not at all.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -148,7 +121,7 @@ def _stop_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _work(run: PlannedRun, play: Play, threads: int, tell: Any) -> None:
+def _work(run: PlannedRun, play: RunFunction, threads: int, tell: Any) -> None:
     # A group of its own: Ctrl-C reaches the parent alone, which asks its children once.
     os.setpgid(0, 0)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
@@ -169,4 +142,4 @@ def _work(run: PlannedRun, play: Play, threads: int, tell: Any) -> None:
     except CoterieError as error:
         tell.send(("failed", f"{run.name}: {error}"))
     except BrokenPipeError:
-        pass  # the parent was killed: what is done is kept, and nobody is left to be told
+        pass  # the parent was killed: what is done is kept, and nobody is left to be round_ended

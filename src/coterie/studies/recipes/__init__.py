@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from coterie.studies.recipes.outcomes import Finding, PartOutcome, RecipeOutcome, Verdict
 from coterie.studies.recipes.plans import Work, planned, work
-from coterie.studies.recipes.registry import Entry, entries, load, names
-from coterie.studies.recipes.runner import Outcome, Played, run_recipe
-from coterie.studies.recipes.schema import Criterion, Part, Reading, Recipe
-from coterie.studies.recipes.verdicts import Finding, Verdict, judge
+from coterie.studies.recipes.registry import RecipeInfo, entries, load, names
+from coterie.studies.recipes.runner import run_recipe
+from coterie.studies.recipes.schema import Criterion, Reading, Recipe, RecipePart
+from coterie.studies.recipes.verdicts import judge
 from coterie.studies.recipes.writers import heading, markdown, plain, terminal
 
 __all__ = [
     "Criterion",
-    "Entry",
     "Finding",
-    "Outcome",
-    "Part",
-    "Played",
+    "PartOutcome",
     "Reading",
     "Recipe",
+    "RecipeInfo",
+    "RecipeOutcome",
+    "RecipePart",
     "Verdict",
     "Work",
     "entries",

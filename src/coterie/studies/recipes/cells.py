@@ -70,23 +70,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read an address.
-
-        Parameters
-        ----------
-        text
-            ``METHOD``, ``METHOD | READING`` or ``METHOD | READING | SETTING``.
-
-        Returns
-        -------
-        Self
-            The address.
-
-        Raises
-        ------
-        ValueError
-            If it has more than three pieces or no method.
-        """
+        """Read ``METHOD``, ``METHOD | READING`` or ``METHOD | READING | SETTING``."""
         pieces = [piece.strip() for piece in text.split(_BETWEEN)]
         if len(pieces) > 3 or not pieces[0]:
             raise ValueError(f"the cell {text!r} must be METHOD, METHOD | READING or METHOD | READING | SETTING")
@@ -116,23 +100,7 @@ class Term:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a term.
-
-        Parameters
-        ----------
-        text
-            An address, or two with ``minus`` or ``over`` between them.
-
-        Returns
-        -------
-        Self
-            The term.
-
-        Raises
-        ------
-        ValueError
-            If there is more than one operation.
-        """
+        """Read an address, or two with ``minus`` or ``over`` between them."""
         pieces = re.split(rf"\s({'|'.join(_OPERATIONS)})\s", text)
         if len(pieces) > 3:
             raise ValueError(f"{text!r} must be one cell, or two with minus or over between them")
@@ -151,7 +119,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Number:
+class PaperNumber:
     """A number that a paper prints.
 
     Parameters
@@ -167,23 +135,7 @@ class Number:
 
     @classmethod
     def parse(cls, given: Any) -> Self:
-        """Read a number.
-
-        Parameters
-        ----------
-        given
-            A number, or a text ``MEAN±STD``.
-
-        Returns
-        -------
-        Self
-            The number.
-
-        Raises
-        ------
-        ValueError
-            If it is neither.
-        """
+        """Read a number, or a text ``MEAN±STD``."""
         if isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given):
             return cls(float(given))
         found = re.fullmatch(rf"\s*({_NUMBER})\s*(?:±\s*({_NUMBER})\s*)?", given) if isinstance(given, str) else None

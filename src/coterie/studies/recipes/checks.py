@@ -9,34 +9,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from coterie.errors import ConfigError, CoterieError, nearest
-from coterie.studies.comparison import Plan
+from coterie.studies.comparison import ComparisonPlan
 from coterie.studies.recipes.cells import EVERY_OTHER, Address
 from coterie.studies.recipes.plans import planned, settings_of
-from coterie.studies.recipes.schema import Criterion, Near, Part, Reading, Recipe
+from coterie.studies.recipes.schema import Criterion, Near, Reading, Recipe, RecipePart
 
 _RESERVED = ("|", " minus ", " over ")
 
 
 def parse(values: Mapping[str, Any], where: str) -> Recipe:
-    """Make a recipe of what its file holds.
-
-    Parameters
-    ----------
-    values
-        The file's values.
-    where
-        What to call the recipe in error messages.
-
-    Returns
-    -------
-    Recipe
-        The recipe; everything in it has been checked that can be without data.
-
-    Raises
-    ------
-    ConfigError
-        If something is missing, unknown, of the wrong kind, or contradicts something else.
-    """
+    """Make a recipe of its file's values, and check everything in it that can be checked without data."""
     try:
         recipe = Recipe(**values)
     except ValidationError as error:
@@ -69,7 +51,7 @@ def _sentence(error: ValidationError) -> str:
 class _Known:
     """The names that a part has."""
 
-    part: Part
+    part: RecipePart
     methods: tuple[str, ...]
     settings: tuple[str, ...]
 
@@ -111,7 +93,7 @@ def _refuse_twice(kind: str, names: Sequence[str]) -> None:
             raise ConfigError(f"there are two of the {kind} {name!r}: each needs a name of its own")
 
 
-def _check_part(part: Part) -> _Known:
+def _check_part(part: RecipePart) -> _Known:
     plan = planned(part)
     for name in part.labels:
         if name not in plan.grid:
@@ -138,7 +120,7 @@ def _check_part(part: Part) -> _Known:
     return known
 
 
-def _refuse_unreadable(part: Part, name: str, reading: Reading, plan: Plan) -> None:
+def _refuse_unreadable(part: RecipePart, name: str, reading: Reading, plan: ComparisonPlan) -> None:
     """Refuse a reading of what the plan's runs do not record."""
     for run in plan.runs:
         if reading.split == "cross" and not run.config.matrix:
@@ -166,23 +148,7 @@ def _check_numbers(known: _Known) -> None:
 
 
 def row_of(text: str) -> tuple[str, str]:
-    """Read which row of the paper's numbers it is.
-
-    Parameters
-    ----------
-    text
-        ``METHOD`` or ``METHOD | SETTING``.
-
-    Returns
-    -------
-    tuple of str
-        The method, and the setting's label (empty if there is no grid).
-
-    Raises
-    ------
-    ConfigError
-        If it has more pieces.
-    """
+    """Read ``METHOD`` or ``METHOD | SETTING``; without a grid the setting is empty."""
     pieces = [piece.strip() for piece in text.split("|")]
     if len(pieces) > 2:
         raise ConfigError(f"the row {text!r} of numbers must be METHOD or METHOD | SETTING")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.studies.comparison import Plan, make_plan
-from coterie.studies.recipes.schema import Part
+from coterie.studies.comparison import ComparisonPlan, make_plan
+from coterie.studies.recipes.schema import RecipePart
 
 
-def planned(part: Part, *, quick: bool = False, over: Mapping[str, Any] | None = None) -> Plan:
+def planned(part: RecipePart, *, quick: bool = False, over: Mapping[str, Any] | None = None) -> ComparisonPlan:
     """Make the plan of a part.
 
     Parameters
@@ -24,14 +24,14 @@ def planned(part: Part, *, quick: bool = False, over: Mapping[str, Any] | None =
 
     Returns
     -------
-    Plan
+    ComparisonPlan
         The plan; every run's configuration has been checked.
     """
     values = {**part.plan, **(part.quick or {} if quick else {}), **(over or {})}
     return make_plan({name: value for name, value in values.items() if value is not None})
 
 
-def settings_of(part: Part, plan: Plan) -> dict[str, dict[str, Any]]:
+def settings_of(part: RecipePart, plan: ComparisonPlan) -> dict[str, dict[str, Any]]:
     """Name the points of a plan's grid as the part does.
 
     Parameters
@@ -49,7 +49,7 @@ def settings_of(part: Part, plan: Plan) -> dict[str, dict[str, Any]]:
     return {_label(part, setting): setting for setting in plan.settings}
 
 
-def _label(part: Part, setting: Mapping[str, Any]) -> str:
+def _label(part: RecipePart, setting: Mapping[str, Any]) -> str:
     named = {name: {str(value): label for value, label in labels.items()} for name, labels in part.labels.items()}
     return ", ".join(named.get(name, {}).get(str(value), f"{name}={value}") for name, value in setting.items())
 
@@ -86,7 +86,7 @@ class Work:
         return f"{self.runs:,} runs, {self.rounds:,} rounds, {self.updates:,} times a client trains"
 
 
-def work(plan: Plan) -> Work:
+def work(plan: ComparisonPlan) -> Work:
     """Count what a plan's runs have to do.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Reading a part's cells off the runs of its comparison."""
+"""The numbers of a part, read off the runs of its comparison."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from coterie.errors import ConfigError, RunFolderError
 from coterie.evaluation import METRICS
 from coterie.evaluation.fairness import worst_decile
 from coterie.results import At, Result, client_scores, collaboration
-from coterie.studies.comparison import Plan, Tuned, chosen_runs
+from coterie.studies.comparison import ComparisonPlan, Tuned, chosen_runs
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.plans import settings_of
-from coterie.studies.recipes.schema import Part, Reading
+from coterie.studies.recipes.schema import Reading, RecipePart
 
 Floats = NDArray[np.float64]
 
@@ -45,8 +45,8 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Cells:
-    """What a part's runs say.
+class PartValues:
+    """The numbers of a part's runs.
 
     Parameters
     ----------
@@ -63,25 +63,8 @@ class Cells:
     tuned: tuple[Tuned, ...] = ()
 
 
-def read_cells(part: Part, plan: Plan, results: Mapping[str, Result | None], unit: str) -> Cells:
-    """Read all cells of a part.
-
-    Parameters
-    ----------
-    part
-        The part.
-    plan
-        The plan of its runs.
-    results
-        Its runs by name, ``None`` for one that diverged.
-    unit
-        ``"percent"`` or ``"fraction"``: how accuracies are written.
-
-    Returns
-    -------
-    Cells
-        What was found.
-    """
+def read_values(part: RecipePart, plan: ComparisonPlan, results: Mapping[str, Result | None], unit: str) -> PartValues:
+    """Read all numbers of a part off its runs by name, ``None`` for one that diverged."""
     values: dict[CellName, Value] = {}
     diverged: set[tuple[str, str]] = set()
     tuned: list[Tuned] = []
@@ -99,24 +82,11 @@ def read_cells(part: Part, plan: Plan, results: Mapping[str, Result | None], uni
                     factor = factor_of(reading, unit)
                     cell = CellName(part.name, label, method, name)
                     values[cell] = Value(found.mean * factor, found.std * factor, found.seeds)
-    return Cells(values, frozenset(diverged), tuple(tuned))
+    return PartValues(values, frozenset(diverged), tuple(tuned))
 
 
 def factor_of(reading: Reading, unit: str) -> float:
-    """Give the factor between what runs record and what tables show.
-
-    Parameters
-    ----------
-    reading
-        The reading.
-    unit
-        The recipe's unit.
-
-    Returns
-    -------
-    float
-        100 for accuracies in percent, 1 for all else, unless the reading says otherwise.
-    """
+    """Give the factor from what runs record to what tables show: 100 for accuracies in percent, as a rule."""
     if reading.scale is not None:
         return reading.scale
     accuracy = reading.metric != "loss" and reading.weights is None and reading.paired in (None, "difference")

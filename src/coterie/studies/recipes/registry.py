@@ -19,7 +19,7 @@ _SHARED = ("plan", "quick", "labels")
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecipeInfo:
     """A recipe in one line.
 
     Parameters
@@ -51,22 +51,22 @@ def names() -> list[str]:
     return [entry.name for entry in entries()]
 
 
-def entries() -> list[Entry]:
+def entries() -> list[RecipeInfo]:
     """List the book.
 
     Returns
     -------
-    list of Entry
+    list of RecipeInfo
         By paper, tables before figures, in the papers' order.
     """
     found = []
     for path in BOOK.glob("*.yaml"):
         values = read_yaml(path)
-        found.append(Entry(path.stem, *(str(values.get(field, "")) for field in ("paper", "source", "title"))))
+        found.append(RecipeInfo(path.stem, *(str(values.get(field, "")) for field in ("paper", "source", "title"))))
     return sorted(found, key=_order)
 
 
-def _order(entry: Entry) -> tuple[str, bool, list[int], str]:
+def _order(entry: RecipeInfo) -> tuple[str, bool, list[int], str]:
     numbers = [int(piece) for piece in "".join(c if c.isdigit() else " " for c in entry.source).split()]
     return entry.paper, "able" not in entry.source, numbers, entry.name
 

@@ -13,136 +13,24 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coterie import data
 from coterie.errors import ConfigError, CoterieError, DataError, Interrupted, UnknownName
-from coterie.studies.comparison import Plan, compare, load_results
-from coterie.studies.recipes.cells import CellName, Number
-from coterie.studies.recipes.checks import row_of
-from coterie.studies.recipes.plans import planned, settings_of
-from coterie.studies.recipes.readings import Cells, read_cells
-from coterie.studies.recipes.schema import Part, Recipe
-from coterie.studies.recipes.verdicts import Judged, Verdict, judge
+from coterie.studies.comparison import ComparisonPlan, compare, load_results
+from coterie.studies.recipes.outcomes import PartOutcome, RecipeOutcome
+from coterie.studies.recipes.plans import planned
+from coterie.studies.recipes.readings import read_values
+from coterie.studies.recipes.schema import Recipe, RecipePart
+from coterie.studies.recipes.verdicts import judge
 
 Tell = Callable[[str], None]
 """Told one sentence at a time what is going on."""
 
 
-@dataclass(frozen=True)
-class Played:
-    """What became of one part.
-
-    Parameters
-    ----------
-    part
-        The part.
-    plan
-        Its plan as it was run.
-    cells
-        Our numbers; none if it was not run.
-    absent
-        Why it was passed over, empty if it was not.
-    failed
-        What stopped it, empty if nothing did.
-    seconds
-        How long its runs took together.
-    """
-
-    part: Part
-    plan: Plan
-    cells: Cells = field(default_factory=Cells)
-    absent: str = ""
-    failed: str = ""
-    seconds: float = 0.0
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """The labels of its grid."""
-        return tuple(settings_of(self.part, self.plan))
-
-    @property
-    def theirs(self) -> dict[CellName, Number]:
-        """The paper's numbers."""
-        return paper_numbers(self.part)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a recipe.
-
-    Parameters
-    ----------
-    recipe
-        The recipe.
-    quick
-        Whether it was the quick version.
-    parts
-        Its parts.
-    verdicts
-        Its criteria.
-    """
-
-    recipe: Recipe
-    quick: bool
-    parts: tuple[Played, ...]
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def failures(self) -> list[str]:
-        """What stopped parts, one sentence each."""
-        return [f"part {played.part.name!r}: {played.failed}" for played in self.parts if played.failed]
-
-
-def paper_numbers(part: Part) -> dict[CellName, Number]:
-    """Give the paper's numbers of a part by cell.
-
-    Parameters
-    ----------
-    part
-        The part.
-
-    Returns
-    -------
-    dict
-        The numbers.
-    """
-    names = part.numbers.readings or tuple(part.readings)
-    found: dict[CellName, Number] = {}
-    for row, numbers in part.numbers.rows.items():
-        method, setting = row_of(row)
-        for name, number in zip(names, numbers, strict=True):
-            if number is not None:
-                found[CellName(part.name, setting, method, name)] = number
-    return found
-
-
-def chosen_parts(recipe: Recipe, names: Sequence[str] = (), quick: bool = False) -> list[Part]:
-    """Give the parts to run.
-
-    Parameters
-    ----------
-    recipe
-        The recipe.
-    names
-        Their names, by default all that the version has.
-    quick
-        Whether the quick version is run.
-
-    Returns
-    -------
-    list of Part
-        The parts, in the recipe's order.
-
-    Raises
-    ------
-    UnknownName
-        If there is no such part.
-    ConfigError
-        If a part that was named has no quick version.
-    """
+def chosen_parts(recipe: Recipe, names: Sequence[str] = (), quick: bool = False) -> list[RecipePart]:
+    """Give the parts to run, in the recipe's order: those that are named, or all that the version has."""
     known = {part.name: part for part in recipe.parts}
     for name in names:
         if name not in known:
@@ -165,12 +53,12 @@ def run_recipe(
     jobs: int = 1,
     progress: bool = True,
     tell: Tell = lambda sentence: None,
-) -> Outcome:
+) -> RecipeOutcome:
     """Run what is left of a recipe, read its cells and judge its criteria.
 
     A stop by the user is an :class:`~coterie.errors.Interrupted`; the same call goes on. A part whose data set is not
     there is passed over. A part that fails does not keep the others from being run; its sentence is in
-    :attr:`Outcome.failures`.
+    :attr:`RecipeOutcome.failures`.
 
     Parameters
     ----------
@@ -195,7 +83,7 @@ def run_recipe(
 
     Returns
     -------
-    Outcome
+    RecipeOutcome
         What was found.
 
     Raises
@@ -205,34 +93,40 @@ def run_recipe(
     """
     folder, place = Path(runs), None if data_dir is None else Path(data_dir)
     chosen = [(part, planned(part, quick=quick, over=over)) for part in chosen_parts(recipe, parts, quick)]
-    ended: list[Played] = []
+    ended: list[PartOutcome] = []
     for number, (part, plan) in enumerate(chosen, 1):
         sentence = _absent(plan, place)
         if sentence:
             tell(f"{part.heading} is passed over: {sentence}")
-            ended.append(Played(part, plan, absent=sentence))
+            ended.append(PartOutcome(part, plan, absent=sentence))
             continue
         tell(f"{part.heading}, part {number} of {len(chosen)}: {len(plan.runs)} runs")
         ended.append(_play(recipe, part, plan, folder / part.name, place, jobs, progress))
         if ended[-1].failed:
             tell(f"{part.heading} failed: {ended[-1].failed}")
-    if all(played.absent for played in ended):
+    if all(part.absent for part in ended):
         raise DataError(f"nothing of {recipe.name} can be run: {ended[0].absent}")
-    return _outcome_of(recipe, quick, ended)
+    return RecipeOutcome(recipe, quick, tuple(ended), tuple(judge(recipe, ended, quick)))
 
 
-def _absent(plan: Plan, data_dir: Path | None) -> str:
+def _absent(plan: ComparisonPlan, data_dir: Path | None) -> str:
     sentences = (data.absent(name, data_dir) for name in dict.fromkeys(run.config.data for run in plan.runs))
     return next(filter(None, sentences), "")
 
 
 def _play(
-    recipe: Recipe, part: Part, plan: Plan, folder: Path, data_dir: Path | None, jobs: int, progress: bool
-) -> Played:
+    recipe: Recipe,
+    part: RecipePart,
+    plan: ComparisonPlan,
+    folder: Path,
+    data_dir: Path | None,
+    jobs: int,
+    progress: bool,
+) -> PartOutcome:
     try:
         compare(plan, folder, data_dir=data_dir, at=part.at, jobs=jobs, progress=progress)
         results = load_results(plan, folder)
-        cells = read_cells(part, plan, results, recipe.unit)
+        numbers = read_values(part, plan, results, recipe.unit)
     except Interrupted:
         raise
     except KeyboardInterrupt:  # while nothing was running; what is to go on with is the recipe all the same
@@ -240,19 +134,6 @@ def _play(
         stop.args = (f"interrupted; all that is done is kept in {folder.parent}: go on with the same command",)
         raise stop from None
     except CoterieError as error:
-        return Played(part, plan, failed=str(error))
+        return PartOutcome(part, plan, failed=str(error))
     seconds = sum(result.summary["seconds"]["total"] for result in results.values() if result is not None)
-    return Played(part, plan, cells, seconds=float(seconds))
-
-
-def _outcome_of(recipe: Recipe, quick: bool, parts: Sequence[Played]) -> Outcome:
-    judged, missing = {}, {}
-    for played in parts:
-        part = played.part
-        if played.absent or played.failed:
-            missing[part.name] = played.absent or played.failed
-            continue
-        judged[part.name] = Judged(
-            part, played.plan.methods, played.settings, played.cells.values, played.theirs, played.cells.diverged
-        )
-    return Outcome(recipe, quick, tuple(parts), tuple(judge(recipe, judged, missing, quick)))
+    return PartOutcome(part, plan, numbers, seconds=float(seconds))

@@ -73,7 +73,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from coterie.results import MODELS, At
-from coterie.studies.recipes.cells import Address, Number, Term
+from coterie.studies.recipes.cells import Address, PaperNumber, Term
 
 KINDS = ("above", "at_least", "close", "between", "monotone", "near")
 """What a criterion can say."""
@@ -160,11 +160,11 @@ def _listed(given: Any) -> Any:
     return given if isinstance(given, list | tuple) else [given]
 
 
-class Numbers(_Strict):
+class PaperNumbers(_Strict):
     """The paper's numbers of one part, a row for each method and setting."""
 
     readings: tuple[str, ...] = Field((), description="which readings the rows give, in order; all if not given")
-    rows: dict[str, Annotated[tuple[Number | None, ...], BeforeValidator(_listed)]] = Field(
+    rows: dict[str, Annotated[tuple[PaperNumber | None, ...], BeforeValidator(_listed)]] = Field(
         default_factory=dict, description='numbers by "METHOD" or "METHOD | SETTING"'
     )
 
@@ -278,7 +278,7 @@ class Criterion(_Strict):
         return (*test.of, *(test.than if isinstance(test, Above | AtLeast) else ()))
 
 
-class Part(_Strict):
+class RecipePart(_Strict):
     """One comparison of a recipe, as a rule one data set: its plan, and what is read off its runs."""
 
     name: Name = Field(description="its name, also of its folder")
@@ -294,7 +294,7 @@ class Part(_Strict):
     )
     at: At = Field("final", description="at which round numbers are read, unless a reading says otherwise")
     readings: dict[str, Reading] = Field(min_length=1, description="the columns")
-    numbers: Numbers = Field(default_factory=Numbers, description="the paper's")
+    numbers: PaperNumbers = Field(default_factory=PaperNumbers, description="the paper's")
     not_targets: tuple[NotTarget, ...] = Field((), description="numbers of the paper that are not to be reached")
 
     @property
@@ -312,10 +312,10 @@ class Recipe(_Strict):
     source: str = Field(min_length=1, description="which table or figure")
     unit: Literal["percent", "fraction"] = Field("percent", description="how accuracies are written")
     about: str = Field(min_length=1, description="the setting, what is known of it, what had to be decided")
-    parts: tuple[Part, ...] = Field(min_length=1, description="its comparisons")
+    parts: tuple[RecipePart, ...] = Field(min_length=1, description="its comparisons")
     criteria: tuple[Criterion, ...] = Field((), description="what must hold")
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> RecipePart:
         """Give one of its parts.
 
         Parameters
@@ -325,7 +325,7 @@ class Recipe(_Strict):
 
         Returns
         -------
-        Part
+        RecipePart
             The part.
         """
         return next(part for part in self.parts if part.name == name)

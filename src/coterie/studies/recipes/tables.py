@@ -1,217 +1,133 @@
-"""A recipe's numbers laid out in rows and columns, ours beside the paper's, apart from how they are drawn.
+"""The table of a recipe's part: our numbers beside the paper's.
 
 A part with a single column has ours, theirs and the difference beside each other. A part with several has these below
-each other, a line each. Columns are readings; where there is one reading and a grid, they are the grid's points.
+each other, a row each. Columns are readings; where there is one reading and a grid, they are the grid's points.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from coterie.studies.recipes.cells import EVERY_OTHER, CellName, Number
+from coterie.studies.recipes.cells import EVERY_OTHER, CellName, PaperNumber
+from coterie.studies.recipes.outcomes import PartOutcome
 from coterie.studies.recipes.readings import Value
-from coterie.studies.recipes.runner import Played
-from coterie.studies.recipes.schema import Part, Reading
+from coterie.studies.recipes.schema import Reading, RecipePart
+from coterie.tables import ABSENT, Cell, Row, Table, numbers, words
 
-ABSENT, DIVERGED = "–", "diverged"
-"""What stands where there is no number, and where a run became NaN or infinite."""
+DIVERGED = "diverged"
+"""What stands where a run became NaN or infinite."""
 
-_PLAIN = {"percent": 2, "fraction": 4}
+_DECIMALS = {"percent": 2, "fraction": 4}
 _LARGE = 1e6
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of a table.
-
-    Parameters
-    ----------
-    left
-        What it is of: setting, method, and whose numbers.
-    cells
-        What stands in the columns.
-    kind
-        ``"ours"``, ``"paper"``, ``"difference"``, or ``"all"`` where a line holds all three.
-    last
-        Whether the next line is of another setting.
-    """
-
-    left: tuple[str, ...]
-    cells: tuple[str, ...]
-    kind: str
-    last: bool
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The table of a part.
-
-    Parameters
-    ----------
-    left
-        Headings of the words on the left.
-    columns
-        Headings of the numbers.
-    rows
-        Its lines.
-    notes
-        What marks mean, one sentence each.
-    """
-
-    left: tuple[str, ...]
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...]
-
-
-def layout(played: Played, unit: str, quick: bool) -> Layout:
-    """Lay a part's numbers out.
-
-    Parameters
-    ----------
-    played
-        The part as it was run.
-    unit
-        The recipe's unit.
-    quick
-        Whether it was the quick version, whose numbers are not comparable with the paper's: then there are no
-        differences.
-
-    Returns
-    -------
-    Layout
-        The table.
-    """
-    part = played.part
-    across = len(part.readings) == 1 and len(played.settings) > 1
-    single = len(part.readings) == 1 and not across
-    shows_setting = len(played.settings) > 1 and not across
-    draw = _Drawing(played, unit)
-    has_theirs = bool(played.theirs)
+def part_table(outcome: PartOutcome, unit: str, quick: bool) -> Table:
+    """Make the table of a part; of the quick version without differences, for its numbers are not comparable."""
+    part, plan, settings = outcome.part, outcome.plan, outcome.settings
+    grid_across = len(part.readings) == 1 and len(settings) > 1
+    single = len(part.readings) == 1 and not grid_across
+    shows_setting = len(settings) > 1 and not grid_across
+    write = _CellWriter(outcome, unit)
     rows: list[Row] = []
-    for setting in played.settings if not across else ("",):
-        for place, method in enumerate(played.plan.methods):
-            names = _cells(played, method, setting, across)
-            left = (*((setting,) if shows_setting else ()), method)
-            if all(draw.ours(name) == ABSENT and name not in played.theirs for name in names):
+    for setting in settings if not grid_across else ("",):
+        for place, method in enumerate(plan.methods, 1):
+            names = _cell_names(outcome, method, setting, grid_across)
+            if all(write.ours(name).text == ABSENT and name not in outcome.theirs for name in names):
                 continue
-            last = place + 1 == len(played.plan.methods) and shows_setting
-            rows += _lines(draw, left, names, single, has_theirs, quick, last)
-    headings = played.settings if across else tuple(reading.title or name for name, reading in part.readings.items())
-    if single:
-        headings = ("ours", *(("paper",) if has_theirs else ()), *(("difference",) if has_theirs and not quick else ()))
-    whose = ("",) if has_theirs and not single else ()
-    titles = (*((_grid(played),) if shows_setting else ()), "method", *whose)
-    return Layout(titles, headings, tuple(rows), tuple(draw.notes))
+            labels = (*((setting,) if shows_setting else ()), plan.titles[method])
+            ends = place == len(plan.methods) and shows_setting
+            rows += _rows(write, labels, names, single=single, quick=quick, ends=ends)
+    compared = [] if not outcome.theirs else ["paper"] if quick else ["paper", "difference"]
+    headings = settings if grid_across else tuple(reading.title or name for name, reading in part.readings.items())
+    headings = ("ours", *compared) if single else headings
+    whose = ("",) if outcome.theirs and not single else ()
+    labels = (*((", ".join(plan.grid),) if shows_setting else ()), "method", *whose)
+    notes = (*write.notes, *([part.note] if part.note else []), *(each.sentence() for each in outcome.numbers.tuned))
+    return Table((*words(*labels), *numbers(*headings)), tuple(rows), notes=notes, labels=len(labels))
 
 
-def _grid(played: Played) -> str:
-    return ", ".join(played.plan.grid)
+def _cell_names(outcome: PartOutcome, method: str, setting: str, grid_across: bool) -> list[CellName]:
+    name, readings = outcome.part.name, outcome.part.readings
+    if grid_across:
+        return [CellName(name, each, method, next(iter(readings))) for each in outcome.settings]
+    return [CellName(name, setting, method, reading) for reading in readings]
 
 
-def _cells(played: Played, method: str, setting: str, across: bool) -> list[CellName]:
-    name = played.part.name
-    if across:
-        reading = next(iter(played.part.readings))
-        return [CellName(name, each, method, reading) for each in played.settings]
-    return [CellName(name, setting, method, reading) for reading in played.part.readings]
-
-
-def _lines(
-    draw: _Drawing, left: tuple[str, ...], names: list[CellName], single: bool, theirs: bool, quick: bool, last: bool
+def _rows(
+    write: _CellWriter, labels: tuple[str, ...], names: Sequence[CellName], *, single: bool, quick: bool, ends: bool
 ) -> list[Row]:
-    ours = tuple(draw.ours(name) for name in names)
-    if not theirs:
-        return [Row(left, ours, "ours", last)]
-    paper = tuple(draw.theirs(name) for name in names)
-    difference = () if quick else tuple(draw.difference(name) for name in names)
+    ours = [write.ours(name) for name in names]
+    if not write.has_theirs:
+        return [Row((*labels, *ours), ends)]
+    theirs = [write.theirs(name) for name in names]
+    differences = [] if quick else [write.difference(name) for name in names]
     if single:
-        return [Row(left, (*ours, *paper, *difference), "all", last)]
-    if all(each == ABSENT for each in paper):
-        return [Row((*left, "ours"), ours, "ours", last)]
-    blank = ("",) * len(left)
-    rows = [Row((*left, "ours"), ours, "ours", False), Row((*blank, "paper"), paper, "paper", quick and last)]
-    return rows if quick else [*rows, Row((*blank, "diff"), difference, "difference", last)]
+        return [Row((*labels, *ours, *theirs, *differences), ends)]
+    if all(cell.text == ABSENT for cell in theirs):
+        return [Row((*labels, "ours", *ours), ends)]
+    blank = ("",) * len(labels)
+    rows = [Row((*labels, "ours", *ours)), Row((*blank, "paper", *theirs), quick and ends, muted=True)]
+    return rows if quick else [*rows, Row((*blank, "diff", *differences), ends, muted=True)]
 
 
-class _Drawing:
-    """Writes cells, and keeps the notes that their marks need."""
+class _CellWriter:
+    """Writes the cells of a part, and collects the notes that their marks need."""
 
-    def __init__(self, played: Played, unit: str) -> None:
-        self._dish, self._unit = played, unit
-        self._theirs = played.theirs
-        self.notes: list[str] = []
+    def __init__(self, outcome: PartOutcome, unit: str) -> None:
+        self._outcome, self._unit = outcome, unit
+        self._reasons: list[str] = []
 
-    def ours(self, name: CellName) -> str:
-        value = self._dish.cells.values.get(name)
+    @property
+    def has_theirs(self) -> bool:
+        return bool(self._outcome.theirs)
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"{'†' * place} not a target: {reason}" for place, reason in enumerate(self._reasons, 1)]
+
+    def ours(self, name: CellName) -> Cell:
+        value = self._outcome.numbers.values.get(name)
         if value is None:
-            return DIVERGED if (name.setting, name.method) in self._dish.cells.diverged else ABSENT
-        return written(value, decimals(self._reading(name), self._unit))
+            diverged = (name.setting, name.method) in self._outcome.numbers.diverged
+            return Cell(DIVERGED if diverged else ABSENT)
+        return Cell(written(value, self._decimals(name)))
 
-    def theirs(self, name: CellName) -> str:
-        number = self._theirs.get(name)
+    def theirs(self, name: CellName) -> Cell:
+        number = self._outcome.theirs.get(name)
         if number is None:
-            return ABSENT
-        return written(number, decimals(self._reading(name), self._unit)) + self._mark(name)
+            return Cell(ABSENT)
+        reason = not_target(self._outcome.part, name)
+        return Cell(written(number, self._decimals(name)), mark=self._mark(reason), tooltip=reason)
 
-    def difference(self, name: CellName) -> str:
-        value, number = self._dish.cells.values.get(name), self._theirs.get(name)
+    def difference(self, name: CellName) -> Cell:
+        value, number = self._outcome.numbers.values.get(name), self._outcome.theirs.get(name)
         if value is None or number is None or math.isnan(value.mean):
-            return ABSENT
-        return f"{value.mean - number.mean:+.{decimals(self._reading(name), self._unit)}f}"
+            return Cell(ABSENT)
+        return Cell(f"{value.mean - number.mean:+.{self._decimals(name)}f}")
 
-    def _reading(self, name: CellName) -> Reading:
-        return self._dish.part.readings[name.reading]
+    def _decimals(self, name: CellName) -> int:
+        return decimals(self._outcome.part.readings[name.reading], self._unit)
 
-    def _mark(self, name: CellName) -> str:
-        reason = not_target(self._dish.part, name)
+    def _mark(self, reason: str) -> str:
         if not reason:
             return ""
-        if reason not in self.notes:
-            self.notes.append(reason)
-        return "†" * (self.notes.index(reason) + 1)
+        if reason not in self._reasons:
+            self._reasons.append(reason)
+        return "†" * (self._reasons.index(reason) + 1)
 
 
 def decimals(reading: Reading, unit: str) -> int:
-    """Say how many digits behind the point a column shows.
-
-    Parameters
-    ----------
-    reading
-        The reading.
-    unit
-        The recipe's unit.
-
-    Returns
-    -------
-    int
-        How many.
-    """
     if reading.decimals is not None:
         return reading.decimals
     if reading.weights is not None or reading.paired == "ahead":
         return 2
     accuracy = reading.metric != "loss" and reading.paired != "pvalue"
-    return _PLAIN[unit] if accuracy else 4
+    return _DECIMALS[unit] if accuracy else 4
 
 
-def written(number: Value | Number, digits: int) -> str:
-    """Write a number with what stands behind its plus-minus sign.
-
-    Parameters
-    ----------
-    number
-        Ours or the paper's.
-    digits
-        How many digits behind the point; a number that would show none of its own, or too many before the point, has
-        a power of ten instead.
-
-    Returns
-    -------
-    str
-        The text.
-    """
+def written(number: Value | PaperNumber, digits: int) -> str:
+    """Write a number with its deviation; one that would show none of its digits, or too many, as a power of ten."""
     if math.isnan(number.mean):
         return "NaN"
     odd = number.mean != 0 and not 0.5 * 10.0**-digits <= abs(number.mean) < _LARGE
@@ -225,21 +141,8 @@ def _brief(value: float) -> str:
     return f"{value:.1e}" if math.isfinite(value) else "∞"
 
 
-def not_target(part: Part, name: CellName) -> str:
-    """Say why a number of the paper is not to be reached.
-
-    Parameters
-    ----------
-    part
-        The part.
-    name
-        The cell.
-
-    Returns
-    -------
-    str
-        One sentence; empty if the number is a target.
-    """
+def not_target(part: RecipePart, name: CellName) -> str:
+    """Say why a number of the paper cannot be reached; empty if it is a target."""
     for entry in part.not_targets:
         for address in entry.addresses:
             fits = (

@@ -11,87 +11,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
-from coterie.studies.recipes.cells import EVERY_OTHER, Address, CellName, Number, Term
-from coterie.studies.recipes.readings import Value
-from coterie.studies.recipes.schema import Above, AtLeast, Between, Close, Criterion, Monotone, Near, Part, Recipe
-
-Status = Literal["holds", "fails", "open", "left out"]
-"""Of a criterion: holds wherever it was judged, fails somewhere, was judged nowhere, or is not judged when quick."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One part as it was run.
-
-    Parameters
-    ----------
-    part
-        The part.
-    methods
-        The methods of its plan.
-    settings
-        The labels of its plan's grid.
-    values
-        Our numbers.
-    theirs
-        The paper's.
-    diverged
-        Pairs of setting and method of which a run became NaN or infinite.
-    """
-
-    part: Part
-    methods: tuple[str, ...]
-    settings: tuple[str, ...]
-    values: Mapping[CellName, Value]
-    theirs: Mapping[CellName, Number]
-    diverged: frozenset[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was found for one part and setting.
-
-    Parameters
-    ----------
-    part
-        The part's name; empty for means over several.
-    setting
-        The setting's label; empty if there is none.
-    margin
-        By how much it holds or, negative, fails; ``None`` where it could not be judged.
-    holds
-        Whether it holds; ``None`` where it could not be judged.
-    evidence
-        The numbers that decide it, or why it could not be judged.
-    """
-
-    part: str
-    setting: str
-    margin: float | None
-    holds: bool | None
-    evidence: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a criterion.
-
-    Parameters
-    ----------
-    criterion
-        The criterion.
-    status
-        In one word.
-    findings
-        For each part and setting.
-    """
-
-    criterion: Criterion
-    status: Status
-    findings: tuple[Finding, ...]
+from coterie.studies.recipes.cells import EVERY_OTHER, Address, CellName, Term
+from coterie.studies.recipes.outcomes import Finding, PartOutcome, Status, Verdict
+from coterie.studies.recipes.schema import Above, AtLeast, Between, Close, Criterion, Monotone, Near, Recipe
 
 
 class _Missing(Exception):
@@ -102,9 +26,7 @@ Named = list[tuple[str, float]]
 """Terms that have been worked out, with what to call them."""
 
 
-def judge(
-    recipe: Recipe, parts: Mapping[str, Judged], absent: Mapping[str, str] | None = None, quick: bool = False
-) -> list[Verdict]:
+def judge(recipe: Recipe, parts: Sequence[PartOutcome], quick: bool = False) -> list[Verdict]:
     """Judge all criteria of a recipe.
 
     Parameters
@@ -112,9 +34,7 @@ def judge(
     recipe
         The recipe.
     parts
-        The parts that were run, by name.
-    absent
-        For parts that were not, why.
+        The parts that were to be run; those that are not among them are not spoken of.
     quick
         Whether this was the quick version: then only criteria that are expected to hold in it are judged.
 
@@ -123,45 +43,40 @@ def judge(
     list of Verdict
         One for each criterion, in their order.
     """
-    return [_judge(recipe, criterion, parts, absent or {}, quick) for criterion in recipe.criteria]
+    by_name = {outcome.part.name: outcome for outcome in parts}
+    return [_judge(recipe, criterion, by_name, quick) for criterion in recipe.criteria]
 
 
-def _judge(
-    recipe: Recipe, criterion: Criterion, parts: Mapping[str, Judged], absent: Mapping[str, str], quick: bool
-) -> Verdict:
+def _judge(recipe: Recipe, criterion: Criterion, parts: Mapping[str, PartOutcome], quick: bool) -> Verdict:
     if quick and not criterion.quick:
         return Verdict(criterion, "left out", ())
-    findings = []
-    places: list[tuple[Judged, str]] = []
-    for name in criterion.parts or [part.name for part in recipe.parts]:
-        if name in parts:
-            places += [(parts[name], setting) for setting in _settings(criterion, parts[name])]
-        elif name in absent:
-            findings.append(Finding(name, "", None, None, absent[name]))
+    wanted = [parts[name] for name in criterion.parts or [part.name for part in recipe.parts] if name in parts]
+    findings = [Finding(each.part.name, "", None, None, each.missing) for each in wanted if each.missing]
+    places = [(each, setting) for each in wanted if not each.missing for setting in _settings(criterion, each)]
     if criterion.take == "mean":
         findings.append(_of_means(criterion, places))
     else:
-        findings += [_at(criterion, judged, setting) for judged, setting in places]
-    judged_ones = [finding.holds for finding in findings if finding.holds is not None]
-    status: Status = "open" if not judged_ones else "holds" if all(judged_ones) else "fails"
+        findings += [_at(criterion, outcome, setting) for outcome, setting in places]
+    decided = [finding.holds for finding in findings if finding.holds is not None]
+    status: Status = "open" if not decided else "holds" if all(decided) else "fails"
     return Verdict(criterion, status, tuple(findings))
 
 
-def _settings(criterion: Criterion, judged: Judged) -> list[str]:
+def _settings(criterion: Criterion, outcome: PartOutcome) -> list[str]:
     """Give the settings to judge: none in particular if every cell names its own."""
     if all(address.setting for term in criterion.terms for address in term.cells):
         return [""]
-    return [label for label in judged.settings if not criterion.settings or label in criterion.settings]
+    return [label for label in outcome.settings if not criterion.settings or label in criterion.settings]
 
 
-def _at(criterion: Criterion, judged: Judged, setting: str) -> Finding:
+def _at(criterion: Criterion, outcome: PartOutcome, setting: str) -> Finding:
     gone: list[str] = []
     try:
-        of, than = _sides(criterion, judged, setting, gone)
+        of, than = _sides(criterion, outcome, setting, gone)
         decided = _decide(criterion, of, than)
     except _Missing as missing:
-        return Finding(judged.part.name, setting, None, None, str(missing))
-    return Finding(judged.part.name, setting, *_without(decided, gone))
+        return Finding(outcome.part.name, setting, None, None, str(missing))
+    return Finding(outcome.part.name, setting, *_without(decided, gone))
 
 
 def _without(decided: tuple[float, bool, str], gone: Sequence[str]) -> tuple[float | None, bool | None, str]:
@@ -175,13 +90,13 @@ def _without(decided: tuple[float, bool, str], gone: Sequence[str]) -> tuple[flo
     return margin, False, f"{evidence}; {sentence}"
 
 
-def _of_means(criterion: Criterion, places: Sequence[tuple[Judged, str]]) -> Finding:
+def _of_means(criterion: Criterion, places: Sequence[tuple[PartOutcome, str]]) -> Finding:
     sides = []
     missing = ""
     gone: list[str] = []
-    for judged, setting in places:
+    for outcome, setting in places:
         try:
-            sides.append(_sides(criterion, judged, setting, gone))
+            sides.append(_sides(criterion, outcome, setting, gone))
         except _Missing as found:
             missing = str(found)
     if not sides:
@@ -201,44 +116,46 @@ def _means(sides: Sequence[Named]) -> Named:
     return [(name, sum(table[name] for table in tables) / len(tables)) for name in names]
 
 
-def _sides(criterion: Criterion, judged: Judged, setting: str, gone: list[str]) -> tuple[Named, Named]:
+def _sides(criterion: Criterion, outcome: PartOutcome, setting: str, gone: list[str]) -> tuple[Named, Named]:
     """Give the terms of both sides; those of all others that diverged are not among them but added to ``gone``."""
     test = criterion.test
-    of = [each for term in test.of for each in _worked_out(criterion, judged, setting, term, gone)]
+    of = [each for term in test.of for each in _worked_out(criterion, outcome, setting, term, gone)]
     if isinstance(test, Near):
-        terms = (_worked_out(criterion, judged, setting, term, gone, of_paper=True) for term in test.of)
+        terms = (_worked_out(criterion, outcome, setting, term, gone, of_paper=True) for term in test.of)
         return of, [each for term in terms for each in term]
     if not isinstance(test, Above | AtLeast):
         return of, []
-    return of, [each for term in test.than for each in _worked_out(criterion, judged, setting, term, gone)]
+    return of, [each for term in test.than for each in _worked_out(criterion, outcome, setting, term, gone)]
 
 
 def _worked_out(
-    criterion: Criterion, judged: Judged, setting: str, term: Term, gone: list[str], of_paper: bool = False
+    criterion: Criterion, outcome: PartOutcome, setting: str, term: Term, gone: list[str], of_paper: bool = False
 ) -> Named:
     found: Named = []
     gaps: list[str] = []
-    for cells in _spelt_out(criterion, judged, term):
-        names = [_cell(judged, address, setting) for address in cells]
+    for cells in _spelt_out(criterion, outcome, term):
+        names = [_cell(outcome, address, setting) for address in cells]
         try:
-            numbers = [_number(judged, name, of_paper) for name in names]
+            numbers = [_number(outcome, name, of_paper) for name in names]
         except _Missing as missing:
             # Of all others, one that has no such model is passed over; one that diverged is missed.
-            gone += [name.method for name in names if (name.setting, name.method) in judged.diverged]
+            diverged = [name for name in names if (name.setting, name.method) in outcome.numbers.diverged]
+            gone += [outcome.plan.titles[name.method] for name in diverged]
             gaps.append(str(missing))
             continue
-        found.append((str(Term(cells, term.operation)), _operated(term.operation, numbers)))
+        shown_as = tuple(replace(address, method=outcome.plan.titles[address.method]) for address in cells)
+        found.append((str(Term(shown_as, term.operation)), _operated(term.operation, numbers)))
     if not found:
         raise _Missing(gaps[0] if gaps else f"no method is left for {term}")
     return found
 
 
-def _spelt_out(criterion: Criterion, judged: Judged, term: Term) -> Iterator[tuple[Address, ...]]:
+def _spelt_out(criterion: Criterion, outcome: PartOutcome, term: Term) -> Iterator[tuple[Address, ...]]:
     if all(address.method != EVERY_OTHER for address in term.cells):
         yield term.cells
         return
     named = {address.method for each in criterion.terms for address in each.cells} | {*criterion.leave_out}
-    for method in judged.methods:
+    for method in outcome.plan.methods:
         if method not in named:
             yield tuple(
                 Address(method, address.reading, address.setting) if address.method == EVERY_OTHER else address
@@ -246,21 +163,22 @@ def _spelt_out(criterion: Criterion, judged: Judged, term: Term) -> Iterator[tup
             )
 
 
-def _cell(judged: Judged, address: Address, setting: str) -> CellName:
-    reading = address.reading or next(iter(judged.part.readings))
-    return CellName(judged.part.name, address.setting or setting, address.method, reading)
+def _cell(outcome: PartOutcome, address: Address, setting: str) -> CellName:
+    reading = address.reading or next(iter(outcome.part.readings))
+    return CellName(outcome.part.name, address.setting or setting, address.method, reading)
 
 
-def _number(judged: Judged, name: CellName, of_paper: bool) -> float:
-    where = f"{name.method} | {name.reading}" + (f" | {name.setting}" if name.setting else "")
+def _number(outcome: PartOutcome, name: CellName, of_paper: bool) -> float:
+    method = outcome.plan.titles[name.method]
+    where = f"{method} | {name.reading}" + (f" | {name.setting}" if name.setting else "")
     if of_paper:
-        if name not in judged.theirs:
+        if name not in outcome.theirs:
             raise _Missing(f"the paper has no number for {where}")
-        return judged.theirs[name].mean
-    if name not in judged.values:
-        diverged = (name.setting, name.method) in judged.diverged
-        raise _Missing(f"{name.method} diverged" if diverged else f"there is no number for {where}")
-    value = judged.values[name].mean
+        return outcome.theirs[name].mean
+    if name not in outcome.numbers.values:
+        diverged = (name.setting, name.method) in outcome.numbers.diverged
+        raise _Missing(f"{method} diverged" if diverged else f"there is no number for {where}")
+    value = outcome.numbers.values[name].mean
     if math.isnan(value):
         raise _Missing(f"{where} is not a number")
     return value
@@ -285,18 +203,18 @@ def _decide(criterion: Criterion, of: Named, than: Named) -> tuple[float, bool, 
     if isinstance(test, Above | AtLeast):
         most = max(than, key=_value_of)
         gap = low[1] - most[1]
-        evidence = f"{_said(low)} against {_said(most)}"
+        evidence = f"{_term(low)} against {_term(most)}"
         if isinstance(test, Above):
             return gap - test.by, gap > test.by, evidence
         return gap + test.slack, gap >= -test.slack, evidence
     if isinstance(test, Close):
         span = high[1] - low[1]
-        return test.within - span, span <= test.within, f"from {_said(low)} to {_said(high)}" if span else _said(low)
+        return test.within - span, span <= test.within, f"from {_term(low)} to {_term(high)}" if span else _term(low)
     if isinstance(test, Between):
         margins = [(each[1] - test.low, each) for each in of if test.low is not None]
         margins += [(test.high - each[1], each) for each in of if test.high is not None]
         margin, worst = min(margins, key=lambda each: each[0])
-        return margin, margin >= 0, _said(worst)
+        return margin, margin >= 0, _term(worst)
     if isinstance(test, Near):
         theirs = dict(than)
         pairs = [(abs(value - theirs[name]), name, value) for name, value in of if name in theirs]
@@ -320,21 +238,10 @@ def _value_of(each: tuple[str, float]) -> float:
     return each[1]
 
 
-def _said(each: tuple[str, float]) -> str:
+def _term(each: tuple[str, float]) -> str:
     return f"{each[0]} {shown(each[1])}"
 
 
 def shown(value: float) -> str:
-    """Write a number that may be of any size.
-
-    Parameters
-    ----------
-    value
-        The number.
-
-    Returns
-    -------
-    str
-        Four digits that matter; small ones with a power of ten.
-    """
+    """Write a number of any size: four significant digits, small ones with a power of ten."""
     return f"{value:.4g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"

@@ -6,17 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from coterie.studies.recipes.cells import CellName
-from coterie.studies.recipes.runner import Outcome, Played
+from coterie.studies.recipes.outcomes import Finding, PartOutcome, RecipeOutcome, Status, Verdict
 from coterie.studies.recipes.schema import Recipe
-from coterie.studies.recipes.tables import ABSENT, Layout, layout, not_target
-from coterie.studies.recipes.verdicts import Finding, Status, Verdict, shown
+from coterie.studies.recipes.tables import not_target, part_table
+from coterie.studies.recipes.verdicts import shown
+from coterie.tables import escape_markdown
 
 _SIGNS: dict[Status, tuple[str, str]] = {
     "holds": ("✓", "green"),
@@ -27,7 +27,7 @@ _SIGNS: dict[Status, tuple[str, str]] = {
 _STAND_IN = "a small stand-in on other data: only orders can be compared with the paper's numbers"
 
 
-def terminal(outcome: Outcome) -> Group:
+def terminal(outcome: RecipeOutcome) -> Group:
     """Give the outcome for the terminal.
 
     Parameters
@@ -38,19 +38,18 @@ def terminal(outcome: Outcome) -> Group:
     Returns
     -------
     rich.console.Group
-        A table for each part, then the criteria.
+        A table for each found, then the criteria.
     """
     recipe = outcome.recipe
     blocks: list[RenderableType] = [Text(f"{heading(recipe)}: {recipe.title}", style="bold")]
     if outcome.quick:
         blocks.append(Text(f"the quick version, {_STAND_IN}", style="yellow"))
-    for played in outcome.parts:
-        blocks += [Text(), Text(played.part.heading, style="bold"), Text(_setting(played, outcome.quick), style="dim")]
-        if played.absent or played.failed:
-            blocks.append(Text(_not_run(played), style="yellow" if played.absent else "red"))
+    for found in outcome.parts:
+        blocks += [Text(), Text(found.part.heading, style="bold"), Text(_setting(found, outcome.quick), style="dim")]
+        if found.absent or found.failed:
+            blocks.append(Text(_not_run(found), style="yellow" if found.absent else "red"))
             continue
-        found = layout(played, recipe.unit, outcome.quick)
-        blocks += [_Fitted(found), *(Text(sentence, style="dim") for sentence in _notes(played, found))]
+        blocks.append(part_table(found, recipe.unit, outcome.quick))
     if outcome.verdicts:
         blocks += [Text(), Text(counted(outcome.verdicts), style="bold"), *_criteria(outcome)]
     return Group(*blocks)
@@ -73,51 +72,9 @@ def heading(recipe: Recipe) -> str:
     return f"{titles[recipe.paper]}, {recipe.source}"
 
 
-class _Fitted:
-    """A table that is cut into several below each other where it is too wide: a number is never broken."""
-
-    def __init__(self, found: Layout) -> None:
-        self._found = found
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found = self._found
-        left = sum(_width(title, [row.left[k] for row in found.rows]) for k, title in enumerate(found.left))
-        blocks: list[list[int]] = [[]]
-        used = left
-        for k, title in enumerate(found.columns):
-            wide = _width(title, [row.cells[k] for row in found.rows])
-            if blocks[-1] and used + wide > options.max_width:
-                blocks.append([])
-                used = left
-            blocks[-1].append(k)
-            used += wide
-        for block in blocks:
-            yield _table(found, block)
-
-
-def _width(title: str, texts: Sequence[str]) -> int:
-    """Give what a column takes, with the space between columns; its heading may be broken between words."""
-    return 2 + max(map(len, (*title.split(), *texts)), default=0)
-
-
-def _table(found: Layout, columns: Sequence[int]) -> Table:
-    out = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for title in found.left:
-        out.add_column(title, overflow="fold")
-    for k in columns:
-        out.add_column(found.columns[k], justify="right", overflow="fold")
-    styles = {"paper": "dim", "difference": "dim italic"}
-    for row in found.rows:
-        if row.kind in styles and all(row.cells[k] == ABSENT for k in columns):
-            continue
-        cells = [Text(row.cells[k], no_wrap=True) for k in columns]
-        out.add_row(*map(Text, row.left), *cells, style=styles.get(row.kind, ""), end_section=row.last)
-    return out
-
-
-def _setting(played: Played, quick: bool) -> str:
+def _setting(found: PartOutcome, quick: bool) -> str:
     """Say in one line what was run."""
-    config, plan = played.plan.runs[0].config, played.plan
+    config, plan = found.plan.runs[0].config, found.plan
     seeds = f"{len(plan.seeds)} seeds" if len(plan.seeds) > 1 else f"seed {plan.seeds[0]}"
     fields = [("data", config.data), ("partition", config.partition), ("model", config.model)]
     said = [value for name, value in fields if name not in plan.grid]
@@ -125,36 +82,15 @@ def _setting(played: Played, quick: bool) -> str:
     said += [f"{config.participation:g} of them a round"] if config.participation < 1 else []
     said += [f"products in {config.precision}"] if config.precision != "float32" else []
     when = {"final": "after the last", "best": "best on validation data", "best_oracle": "best on test data"}
-    line = ", ".join([*said, f"{config.rounds} rounds, {when[played.part.at]}", seeds])
+    line = ", ".join([*said, f"{config.rounds} rounds, {when[found.part.at]}", seeds])
     return f"in its place: {line}" if quick else line
 
 
-def _not_run(played: Played) -> str:
-    return f"passed over: {played.absent}" if played.absent else f"failed: {played.failed}"
-
-
-def _notes(played: Played, found: Layout) -> list[str]:
-    notes = [f"{'†' * (place + 1)} not a target: {why}" for place, why in enumerate(found.notes)]
-    return [
-        *notes,
-        *([played.part.note] if played.part.note else []),
-        *(each.sentence() for each in played.cells.tuned),
-    ]
+def _not_run(found: PartOutcome) -> str:
+    return f"passed over: {found.absent}" if found.absent else f"failed: {found.failed}"
 
 
 def counted(verdicts: Sequence[Verdict]) -> str:
-    """Count what became of the criteria.
-
-    Parameters
-    ----------
-    verdicts
-        The verdicts.
-
-    Returns
-    -------
-    str
-        One line.
-    """
     words = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "open": ("could not be judged",) * 2}
     words["left out"] = ("is for the whole version", "are for the whole version")
     numbers = {status: sum(verdict.status == status for verdict in verdicts) for status in words}
@@ -162,7 +98,7 @@ def counted(verdicts: Sequence[Verdict]) -> str:
     return f"Criteria: {', '.join(said)}"
 
 
-def _criteria(outcome: Outcome) -> Iterator[RenderableType]:
+def _criteria(outcome: RecipeOutcome) -> Iterator[RenderableType]:
     for verdict in outcome.verdicts:
         sign, colour = _SIGNS[verdict.status]
         grid = Table.grid(padding=(0, 1))
@@ -174,7 +110,7 @@ def _criteria(outcome: Outcome) -> Iterator[RenderableType]:
         yield grid
 
 
-def _findings(outcome: Outcome, verdict: Verdict) -> Iterator[str]:
+def _findings(outcome: RecipeOutcome, verdict: Verdict) -> Iterator[str]:
     if verdict.status == "left out":
         return
     if not verdict.findings:
@@ -186,8 +122,8 @@ def _findings(outcome: Outcome, verdict: Verdict) -> Iterator[str]:
         yield verdict.criterion.note
 
 
-def _where(outcome: Outcome, finding: Finding) -> str:
-    titles = {played.part.name: played.part.heading for played in outcome.parts}
+def _where(outcome: RecipeOutcome, finding: Finding) -> str:
+    titles = {each.part.name: each.part.heading for each in outcome.parts}
     alone = len(outcome.parts) == 1
     pieces = ["" if alone else titles.get(finding.part, finding.part), finding.setting]
     return ", ".join(piece for piece in pieces if piece)
@@ -201,7 +137,7 @@ def _outcome(finding: Finding) -> str:
     return f"{word}{by} ({finding.evidence})"
 
 
-def markdown(outcome: Outcome) -> str:
+def markdown(outcome: RecipeOutcome) -> str:
     """Give the outcome as Markdown.
 
     Parameters
@@ -212,45 +148,31 @@ def markdown(outcome: Outcome) -> str:
     Returns
     -------
     str
-        A heading, what the setting is, a table for each part, the criteria.
+        A heading, what the setting is, a table for each found, the criteria.
     """
     recipe = outcome.recipe
-    blocks = [f"# {heading(recipe)}: {_escaped(recipe.title)}"]
+    blocks = [f"# {heading(recipe)}: {escape_markdown(recipe.title)}"]
     if outcome.quick:
         blocks.append(f"The quick version, {_STAND_IN}.")
-    blocks += [_escaped(paragraph) for paragraph in recipe.about.strip().split("\n") if paragraph]
-    for played in outcome.parts:
-        blocks += [f"## {_escaped(played.part.heading)}", f"{_escaped(_setting(played, outcome.quick))}."]
-        if played.absent or played.failed:
-            blocks.append(f"*{_escaped(_not_run(played))}*")
+    blocks += [escape_markdown(paragraph) for paragraph in recipe.about.strip().split("\n") if paragraph]
+    for found in outcome.parts:
+        blocks += [f"## {escape_markdown(found.part.heading)}", f"{escape_markdown(_setting(found, outcome.quick))}."]
+        if found.absent or found.failed:
+            blocks.append(f"*{escape_markdown(_not_run(found))}*")
             continue
-        found = layout(played, recipe.unit, outcome.quick)
-        blocks.append(_markdown_table(found))
-        blocks += [_escaped(note) for note in _notes(played, found)]
+        blocks.append(part_table(found, recipe.unit, outcome.quick).markdown().rstrip("\n"))
     if outcome.verdicts:
         lines = [f"## {counted(outcome.verdicts)}", ""]
         for verdict in outcome.verdicts:
-            lines.append(f"- {_SIGNS[verdict.status][0]} **{verdict.status}**: {_escaped(verdict.criterion.says)}")
-            lines += [f"  - {_escaped(line)}" for line in _findings(outcome, verdict)]
+            lines.append(
+                f"- {_SIGNS[verdict.status][0]} **{verdict.status}**: {escape_markdown(verdict.criterion.says)}"
+            )
+            lines += [f"  - {escape_markdown(line)}" for line in _findings(outcome, verdict)]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 
 
-def _markdown_table(found: Layout) -> str:
-    rows = [[*found.left, *found.columns], ["---"] * len(found.left) + ["---:"] * len(found.columns)]
-    rows += [[*row.left, *row.cells] for row in found.rows]
-    rule = rows.pop(1)
-    lines = [[_escaped(text) for text in row] for row in rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [lines[0], rule, *lines[1:]])
-
-
-def _escaped(text: str) -> str:
-    for sign in "\\`*_|<#":
-        text = text.replace(sign, f"\\{sign}")
-    return text
-
-
-def plain(outcome: Outcome) -> dict[str, Any]:
+def plain(outcome: RecipeOutcome) -> dict[str, Any]:
     """Give the outcome as plain JSON types.
 
     Parameters
@@ -271,7 +193,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
         "title": recipe.title,
         "unit": recipe.unit,
         "quick": outcome.quick,
-        "parts": [_plain_part(played) for played in outcome.parts],
+        "parts": [_plain_part(found) for found in outcome.parts],
         "criteria": [
             {
                 "name": verdict.criterion.name,
@@ -293,35 +215,35 @@ def plain(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _plain_part(played: Played) -> dict[str, Any]:
-    config, part = played.plan.runs[0].config, played.part
+def _plain_part(found: PartOutcome) -> dict[str, Any]:
+    config = found.plan.runs[0].config
     common = ("data", "partition", "model", "clients", "rounds", "participation", "validation", "device", "precision")
     return {
-        "name": part.name,
-        "title": part.heading,
-        "absent": played.absent,
-        "failed": played.failed,
-        "at": part.at,
-        "seeds": list(played.plan.seeds),
-        "grid": played.plan.grid,
-        **{name: getattr(config, name) for name in common if name not in played.plan.grid},
-        "seconds": round(played.seconds, 1),
-        "tuned": [each.sentence() for each in played.cells.tuned],
-        "cells": [] if played.absent or played.failed else [_plain_cell(played, name) for name in _names(played)],
+        "name": found.part.name,
+        "title": found.part.heading,
+        "absent": found.absent,
+        "failed": found.failed,
+        "at": found.part.at,
+        "seeds": list(found.plan.seeds),
+        "grid": found.plan.grid,
+        **{name: getattr(config, name) for name in common if name not in found.plan.grid},
+        "seconds": round(found.seconds, 1),
+        "tuned": [each.sentence() for each in found.numbers.tuned],
+        "cells": [] if found.absent or found.failed else [_plain_cell(found, name) for name in _names(found)],
     }
 
 
-def _names(played: Played) -> Iterator[CellName]:
-    for setting in played.settings:
-        for method in played.plan.methods:
-            for reading in played.part.readings:
-                name = CellName(played.part.name, setting, method, reading)
-                if name in played.cells.values or name in played.theirs or (setting, method) in played.cells.diverged:
+def _names(found: PartOutcome) -> Iterator[CellName]:
+    for setting in found.settings:
+        for method in found.plan.methods:
+            for reading in found.part.readings:
+                name = CellName(found.part.name, setting, method, reading)
+                if name in found.numbers.values or name in found.theirs or (setting, method) in found.numbers.diverged:
                     yield name
 
 
-def _plain_cell(played: Played, name: CellName) -> dict[str, Any]:
-    ours, theirs = played.cells.values.get(name), played.theirs.get(name)
+def _plain_cell(found: PartOutcome, name: CellName) -> dict[str, Any]:
+    ours, theirs = found.numbers.values.get(name), found.theirs.get(name)
     return {
         **({"setting": name.setting} if name.setting else {}),
         "method": name.method,
@@ -330,8 +252,8 @@ def _plain_cell(played: Played, name: CellName) -> dict[str, Any]:
         "std": None if ours is None else _finite(ours.std),
         "paper": None if theirs is None else theirs.mean,
         "paper_std": None if theirs is None else theirs.std,
-        **({"not_target": not_target(played.part, name)} if not_target(played.part, name) else {}),
-        **({"diverged": True} if (name.setting, name.method) in played.cells.diverged else {}),
+        **({"not_target": not_target(found.part, name)} if not_target(found.part, name) else {}),
+        **({"diverged": True} if (name.setting, name.method) in found.numbers.diverged else {}),
     }
 
 

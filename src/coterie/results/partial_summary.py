@@ -11,24 +11,8 @@ from coterie.runs.population import roles
 from coterie.runs.summary import summary_of
 
 
-def so_far(result: Result) -> dict[str, Any]:
-    """Sum up a run that is not finished, from what it has recorded.
-
-    Parameters
-    ----------
-    result
-        The run.
-
-    Returns
-    -------
-    dict
-        A summary as of a finished run; ``rounds`` is the last round on the disk.
-
-    Raises
-    ------
-    RunFolderError
-        If nothing has been recorded yet.
-    """
+def partial_summary(result: Result) -> dict[str, Any]:
+    """Sum up what a run has recorded so far, as of a finished one; ``rounds`` is the last round on the disk."""
     config, metrics = stored_config(result.path), result.metrics
     measured = metrics.loc[(metrics["split"] == "test") & (metrics["metric"] != "loss"), "metric"]
     if measured.empty:

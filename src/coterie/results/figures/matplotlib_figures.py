@@ -11,7 +11,7 @@ import numpy as np
 
 from coterie.errors import ConfigError
 from coterie.results.figures.charts import Axis, Boxes, Chart, HeatMap, Panels, Series
-from coterie.results.figures.look import SCALE, Style
+from coterie.results.figures.line_styles import SCALE, Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

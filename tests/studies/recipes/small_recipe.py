@@ -7,13 +7,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coterie.studies.recipes.cells import CellName, Number
+from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.checks import parse
-from coterie.studies.recipes.plans import planned, settings_of
-from coterie.studies.recipes.readings import Value
-from coterie.studies.recipes.runner import paper_numbers
+from coterie.studies.recipes.outcomes import PartOutcome
+from coterie.studies.recipes.plans import planned
+from coterie.studies.recipes.readings import PartValues, Value
 from coterie.studies.recipes.schema import Recipe
-from coterie.studies.recipes.verdicts import Judged
 
 METHODS = ("ours", "theirs", "alone")
 
@@ -86,25 +85,13 @@ def recipe(*criteria: Mapping[str, Any], **changes: Any) -> Recipe:
     return parse(values(**changes, **({"criteria": named} if criteria else {})), "small")
 
 
-def judged(
-    made: Recipe,
-    part: str,
-    numbers: Mapping[tuple[str, ...], float],
-    diverged: Iterable[tuple[str, str]] = (),
-    theirs: Mapping[CellName, Number] | None = None,
-) -> Judged:
+def outcome_of(
+    made: Recipe, part: str, numbers: Mapping[tuple[str, ...], float], diverged: Iterable[tuple[str, str]] = ()
+) -> PartOutcome:
     """A part with numbers by ``(method, reading)`` or ``(method, reading, setting)``."""
     found = made.part(part)
-    plan = planned(found)
     cells = {
         CellName(part, key[2] if len(key) > 2 else "", key[0], key[1]): Value(number, math.nan, 1)
         for key, number in numbers.items()
     }
-    return Judged(
-        found,
-        plan.methods,
-        tuple(settings_of(found, plan)),
-        cells,
-        paper_numbers(found) if theirs is None else theirs,
-        frozenset(diverged),
-    )
+    return PartOutcome(found, planned(found), PartValues(cells, frozenset(diverged)))

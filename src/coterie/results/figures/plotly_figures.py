@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coterie.results.figures.charts import Axis, Boxes, Chart, HeatMap, Panel, Panels, Series
-from coterie.results.figures.look import SCALE, literal, theme
+from coterie.results.figures.line_styles import SCALE, literal, theme
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -18,7 +18,7 @@ _TOP = 32  # room for the buttons above a plot
 _POINTS = 400  # up to so many values of a box are shown one by one
 _LARGEST = 26.0  # diameter of the largest bubble, in pixels
 _MARKED = 30  # lines of up to so many points have markers
-_SPEAK_FOR_THEMSELVES = ("who", "whose", "why")  # details that need no name before them
+_UNNAMED_DETAILS = ("who", "whose", "why")  # details that need no name before them
 
 
 def plotly_figure(chart: Chart) -> Figure:
@@ -120,7 +120,7 @@ def _traces(series: Series, in_legend: bool, between: str) -> list[Any]:
     common: dict[str, Any] = {"name": name, "legendgroup": name, "showlegend": in_legend}
     common |= {"x": series.x, "y": series.y.astype(np.float32)}
     if series.points:
-        data, told = _details(series.detail)
+        data, phrases = _details(series.detail)
         marker: dict[str, Any] = {"color": style.colour, "symbol": style.symbol, "size": 7 if series.faint else 11}
         if series.size is not None:
             marker |= {"size": np.sqrt(series.size) * _LARGEST, "sizemin": 2}
@@ -132,13 +132,13 @@ def _traces(series: Series, in_legend: bool, between: str) -> list[Any]:
                 marker=marker,
                 opacity=0.5 if series.faint else 0.9,
                 customdata=data,
-                hovertemplate=_told([*values, *told], between),
+                hovertemplate=_hover_template([*values, *phrases], between),
             )
         ]
     if series.spread is None:
-        data, told = _details(series.detail)
-        return [_line(series, common, data, _told(["%{y:.4f}", *told], between))]
-    data, told = _details({"±": series.spread, **series.detail})
+        data, phrases = _details(series.detail)
+        return [_line(series, common, data, _hover_template(["%{y:.4f}", *phrases], between))]
+    data, phrases = _details({"±": series.spread, **series.detail})
     known = np.isfinite(series.spread) & np.isfinite(series.y)
     x, y, band = (values[known] for values in (series.x, series.y, series.spread))
     shade = go.Scatter(
@@ -152,10 +152,10 @@ def _traces(series: Series, in_legend: bool, between: str) -> list[Any]:
         legendgroup=name,
         showlegend=False,
     )
-    return [shade, _line(series, common, data, _told(["%{y:.4f} " + told[0], *told[1:]], between))]
+    return [shade, _line(series, common, data, _hover_template(["%{y:.4f} " + phrases[0], *phrases[1:]], between))]
 
 
-def _line(series: Series, common: Mapping[str, Any], data: Any, told: str) -> Any:
+def _line(series: Series, common: Mapping[str, Any], data: Any, template: str) -> Any:
     import plotly.graph_objects as go
 
     return go.Scatter(
@@ -164,11 +164,11 @@ def _line(series: Series, common: Mapping[str, Any], data: Any, told: str) -> An
         line={"color": series.style.colour, "dash": series.style.dash, "width": 2},
         marker={"symbol": series.style.symbol, "size": 5},
         customdata=data,
-        hovertemplate=told,
+        hovertemplate=template,
     )
 
 
-def _told(parts: Sequence[str], between: str) -> str:
+def _hover_template(parts: Sequence[str], between: str) -> str:
     return between.join(parts) + "<extra>%{fullData.name}</extra>"
 
 
@@ -184,12 +184,12 @@ def _details(detail: Mapping[str, Any]) -> tuple[Any, list[str]]:
     else:
         rows = zip(*columns, strict=True)
         data = [[literal(part) if isinstance(part, str) else int(part) for part in row] for row in rows]
-    told = []
+    phrases = []
     for place, (name, column) in enumerate(detail.items()):
         exact = isinstance(column, np.ndarray) and np.issubdtype(column.dtype, np.floating)
-        words = "" if name in _SPEAK_FOR_THEMSELVES else f"{name} "
-        told.append(f"{words}%{{customdata[{place}]{':.4f' if exact else ''}}}")
-    return data, told
+        words = "" if name in _UNNAMED_DETAILS else f"{name} "
+        phrases.append(f"{words}%{{customdata[{place}]{':.4f' if exact else ''}}}")
+    return data, phrases
 
 
 def _boxes(chart: Boxes) -> Figure:
@@ -199,7 +199,7 @@ def _boxes(chart: Boxes) -> Figure:
     most = max(len(boxes) for _, boxes in chart.panels)
     for (_, boxes), (row, column) in zip(chart.panels, places, strict=True):
         for box in boxes:
-            data, told = _details(box.detail)
+            data, phrases = _details(box.detail)
             figure.add_trace(
                 go.Box(
                     y=box.values.astype(np.float32),
@@ -212,7 +212,7 @@ def _boxes(chart: Boxes) -> Figure:
                     pointpos=0,
                     marker={"color": box.style.colour, "size": 4, "opacity": 0.6},
                     line={"width": 1.5},
-                    hovertemplate=_told(["%{y:.4f}", *told], "<br>"),
+                    hovertemplate=_hover_template(["%{y:.4f}", *phrases], "<br>"),
                     showlegend=False,
                 ),
                 row=row,
