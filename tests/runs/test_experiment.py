@@ -274,7 +274,7 @@ def test_run_load_and_resume_from_python(tmp_path: Path, monkeypatch: pytest.Mon
     again = coterie.run("fedacs", **{**SMALL, "rounds": 2}, settings=settings, progress=False)
     assert again.path == Path("runs/fedacs-synthetic-seed1-2")
     pd.testing.assert_frame_equal(coterie.load(result.path).metrics, again.metrics, check_exact=True)
-    assert "<pre" in result._repr_html_() and "0." in result._repr_html_()
+    assert "<table" in result._repr_html_() and "0." in result._repr_html_()
     with pytest.raises(ConfigError, match="there is no data set 'digit': did you mean 'digits'"):
         coterie.run("fedacs", data="digit")
     with pytest.raises(PartitionError):

@@ -18,7 +18,7 @@ from coterie.rows.distributed import Ranks, checksum, number_of, sharded_placeme
 from coterie.rows.placement import Placement
 from coterie.runs import launch
 from coterie.runs.rounds import draw_cohort
-from coterie.runs.storage import SilentFolder
+from coterie.runs.storage import RunFolder
 from coterie.studies import comparison
 from tests.simulation.sharded_checks import COUNT, assert_close, assert_same_run, environment
 from tests.simulation.sharded_play import options
@@ -91,14 +91,9 @@ def test_bits_that_differ_are_told_apart() -> None:
 
 
 def test_a_folder_that_another_process_writes(tmp_path: Path) -> None:
-    folder = SilentFolder(tmp_path / "run", {"seed": 1})
-    folder.metrics.append(1, "personal", "test", "loss", [1.0], [0])
-    folder.checkpoint(1, {}, {})
-    folder.flush()
-    folder.finish({})
-    folder.rewind(0)
-    folder.write_choices({})
-    assert folder.summary() is None and folder.config == {"seed": 1} and not list(tmp_path.iterdir())
+    with RunFolder.written_elsewhere(tmp_path / "run", {"seed": 1}) as folder:
+        assert folder.summary() is None and folder.config == {"seed": 1} and folder.checkpoints.latest() is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_matrix_on_one_backend_owns_all_its_rows() -> None:

@@ -76,13 +76,13 @@ class Experiment:
         complaint = f"the ranks find different checkpoints in {self.folder.path}: all must see the same folder"
         self.processes.agree(complaint, [-1 if found is None else found.round])
         if found is None:
-            self.processes.together(lambda: self.folder.rewind(-1))
+            self.processes.write(lambda: self.folder.rewind(-1))
             return 0
         self._refuse_foreign(found)
         self._put(found.server, found.clients)
         self.completed = self._checkpointed = self.simulation.round = found.round
         self.rounds.restore(found)
-        self.processes.together(lambda: self.folder.rewind(found.round))
+        self.processes.write(lambda: self.folder.rewind(found.round))
         return found.round
 
     def _latest(self) -> Checkpoint | None:
@@ -147,7 +147,7 @@ class Experiment:
             self.folder.finish(summary)
             tell(summary)
 
-        self.processes.together(lambda: close() if self.leads else None)
+        self.processes.write(close)
 
     # --------------------------------------------------------------------------------------------------- checkpointing
 
@@ -196,7 +196,8 @@ class Experiment:
         # last checkpoint stands, and the rounds after it are played again. A checkpoint needs all processes.
         if self.processes.reachable and self.simulation.round == self.completed > self._checkpointed:
             self.checkpoint()
-        self.folder.flush()
+        if self.leads:
+            self.folder.flush()
 
     def _stop_if_asked(self) -> None:
         if self.processes.any(self._stopped_by is not None) and self.completed < self.config.rounds:

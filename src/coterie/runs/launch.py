@@ -13,7 +13,7 @@ from coterie.runs.builder import Assembly, assemble
 from coterie.runs.experiment import Experiment, enough_memory, threads
 from coterie.runs.own_code import own_code, stored_config
 from coterie.runs.rounds import SimulatedRounds
-from coterie.runs.storage import RunFolder, SilentFolder, read_config
+from coterie.runs.storage import RunFolder, read_config
 from coterie.simulation.processes import ONE_PROCESS, OneProcess
 from coterie.simulation.sharded import ShardedProcesses
 
@@ -60,10 +60,14 @@ def begin(
         parts = assemble(config, data_dir, None, path, processes)
         plain = config.plain()
         folder = processes.together(
-            lambda: RunFolder.create(path, plain, own_code(config)) if processes.leads else SilentFolder(path, plain)
+            lambda: (
+                RunFolder.create(path, plain, own_code(config))
+                if processes.leads
+                else RunFolder.written_elsewhere(path, plain)
+            )
         )
         on_failure.callback(folder.close)
-        processes.together(lambda: _write_beginning(folder, parts, _choices(config, parts, data_dir)))
+        processes.write(lambda: _write_beginning(folder, parts, _choices(config, parts, data_dir)))
         experiment = Experiment(config, folder, parts, SimulatedRounds(config, folder, parts))
         on_failure.pop_all()
     return experiment
@@ -87,7 +91,9 @@ def resume(path: Path, data_dir: Path | None = None) -> Experiment:
     plain = read_config(path)
     processes = processes_for(str(plain.get("engine")))
     with contextlib.ExitStack() as on_failure:
-        folder = processes.together(lambda: RunFolder.open(path) if processes.leads else SilentFolder(path, plain))
+        folder = processes.together(
+            lambda: RunFolder.open(path) if processes.leads else RunFolder.written_elsewhere(path, plain)
+        )
         on_failure.callback(folder.close)
         processes.together(lambda: _refuse_finished(folder))
         config, choices = stored_config(path), processes.told(lambda: folder.choices)
@@ -96,7 +102,7 @@ def resume(path: Path, data_dir: Path | None = None) -> Experiment:
         with enough_memory(), threads(config.threads or choices.get("threads")):
             parts = assemble(config, data_dir, choices, path, processes)
             if not choices or choices.get("ranks", processes.count) != processes.count:
-                processes.together(lambda: _write_beginning(folder, parts, _choices(config, parts, data_dir)))
+                processes.write(lambda: _write_beginning(folder, parts, _choices(config, parts, data_dir)))
             experiment = Experiment(config, folder, parts, SimulatedRounds(config, folder, parts))
         experiment.restore()
         on_failure.pop_all()

@@ -99,7 +99,7 @@ class SimulatedRounds:
                 recorder.epsilon(round_number, protection.epsilon(self.trainers))
             self.folder.timings.append(round_number, training=trained - began, evaluation=time.perf_counter() - trained)
 
-        simulation.processes.together(record)
+        simulation.processes.write(record)
         return None if scores is None else recorder.headline(scores)
 
     def _measure_matrix(self, round_number: int) -> Matrix | None:

@@ -76,6 +76,10 @@ class OneProcess:
         """Do this process's part of something; where one process fails, all raise what it raised."""
         return work()
 
+    def write(self, work: Callable[[], None]) -> None:
+        """Let the process that leads write the run's folder; where it fails, all raise what it raised."""
+        work()
+
     def told(self, work: Callable[[], Result]) -> Result:
         """Give all processes what the first one's ``work`` gives."""
         return work()

@@ -111,6 +111,9 @@ class ShardedProcesses(OneProcess):
     def together(self, work: Callable[[], Result], stoppable: bool = False) -> Result:
         return self.ranks.together(work, stoppable)
 
+    def write(self, work: Callable[[], None]) -> None:
+        self.ranks.together(lambda: work() if self.leads else None)
+
     def told(self, work: Callable[[], Result]) -> Result:
         return self.ranks.told(work)
 

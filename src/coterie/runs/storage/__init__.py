@@ -15,7 +15,6 @@ from coterie.runs.storage.run_files import (
     read_summary,
 )
 from coterie.runs.storage.run_folder import RunFolder
-from coterie.runs.storage.silent import SilentFolder
 from coterie.runs.storage.timings_log import TimingsLog
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "MatrixLog",
     "MetricsLog",
     "RunFolder",
-    "SilentFolder",
     "TimingsLog",
     "accuracy_matrix_log",
     "as_restored",

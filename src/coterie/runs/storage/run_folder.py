@@ -69,7 +69,7 @@ class RunFolder:
     path
         The folder.
     lock
-        The open lock file, which belongs to this object from now on.
+        The open lock file, which belongs to this object from now on; ``None`` if another process writes.
     config
         The run's configuration.
 
@@ -96,14 +96,14 @@ class RunFolder:
     accuracy_matrices: MatrixLog
     checkpoints: Checkpoints
 
-    def __init__(self, path: Path, lock: int, config: dict[str, Any]) -> None:
+    def __init__(self, path: Path, lock: int | None, config: dict[str, Any]) -> None:
         self.path = path
         self.metrics = MetricsLog(path)
         self.timings = TimingsLog(path / "timings.jsonl")
         self.collaboration_weights = collaboration_weights_log(path)
         self.accuracy_matrices = accuracy_matrix_log(path)
         self._use(config)
-        self._release = weakref.finalize(self, os.close, lock)
+        self._release = (lambda: None) if lock is None else weakref.finalize(self, os.close, lock)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any], code: Copies | None = None) -> Self:
@@ -139,6 +139,11 @@ class RunFolder:
         config = read_config(folder)
         with _reported(folder):
             return cls(folder, lock_folder(folder), config)
+
+    @classmethod
+    def written_elsewhere(cls, path: Path, config: Mapping[str, Any]) -> Self:
+        """Give the folder of a run that another process writes, which may not be there yet: only to be read."""
+        return cls(path, None, dict(config))
 
     @property
     def config(self) -> dict[str, Any]:
