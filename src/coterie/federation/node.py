@@ -59,18 +59,7 @@ class Node:
         self._ledger = None if agreement.privacy is None else Ledger(folder, agreement.privacy)
 
     def handle(self, block: bytes) -> bytes:
-        """Answer a message. Whatever is wrong with it, the node's state stays whole.
-
-        Parameters
-        ----------
-        block
-            What arrived.
-
-        Returns
-        -------
-        bytes
-            The reply, or the reason why there is none.
-        """
+        """Answer a message, or say why not. Whatever is wrong with it, the node's state stays whole."""
         header: dict[str, Any] = {}
         try:
             with threads(self.agreement.threads), torch.no_grad():

@@ -35,42 +35,14 @@ _TABLES = (".csv", ".parquet")
 def load_own(source: str, folder: Path, agreement: Agreement) -> Dataset:
     """Load a node's own samples and see that they are what was agreed on.
 
-    Parameters
-    ----------
-    source
-        A folder of images, an ``.npz`` file, a data set's text such as ``table:path=a.csv,label=outcome``, or
-        ``import:package.module:function`` for a function that takes nothing and gives a
-        :class:`~coterie.data.Dataset`.
-    folder
-        What relative paths are relative to.
-    agreement
-        What was agreed on.
-
-    Returns
-    -------
-    Dataset
-        The samples, with the agreed classes and normalisation.
+    The source is a folder of images, an ``.npz`` file, a data set's text such as ``table:path=a.csv,label=outcome``, or
+    ``import:package.module:function`` for a function that takes nothing and gives a :class:`~coterie.data.Dataset`.
     """
     return _agreed(read_own(source, folder, agreement.data.task), agreement)
 
 
 def read_own(source: str, folder: Path, task: str | None = None) -> Dataset:
-    """Load a node's own samples as they are.
-
-    Parameters
-    ----------
-    source
-        As in :func:`load_own`.
-    folder
-        What relative paths are relative to.
-    task
-        What is to be predicted, for a table that does not say.
-
-    Returns
-    -------
-    Dataset
-        The samples.
-    """
+    """Load a node's own samples as they are; ``task`` is for a table that does not say what is to be predicted."""
     return data.load(source if source.startswith(IMPORT) else _located(source, folder, task))
 
 
@@ -138,27 +110,7 @@ def _in_order(found: Dataset, columns: tuple[str, ...]) -> Dataset:
 
 
 def own_population(dataset: Dataset, client: int, config: ExperimentConfig) -> Population:
-    """Make the population of one node.
-
-    Parameters
-    ----------
-    dataset
-        Its own samples.
-    client
-        Its number.
-    config
-        The run's configuration.
-
-    Returns
-    -------
-    World
-        Split as :func:`coterie.data.partitions.share_out` splits that client's part in a simulation.
-
-    Raises
-    ------
-    DataError
-        If there are too few samples.
-    """
+    """Make the population of one node, split as a simulation splits that client's part."""
     count = len(dataset)
     if count < 3:
         raise DataError(f"the node has {count} samples, but needs one each to train on, to choose by and to test on")
@@ -172,20 +124,7 @@ def own_population(dataset: Dataset, client: int, config: ExperimentConfig) -> P
 
 
 def blank_population(agreement: Agreement, sizes: Mapping[str, Sequence[int]]) -> Population:
-    """Make the population of a server, which has no samples: one of zeros stands for all of them.
-
-    Parameters
-    ----------
-    agreement
-        What a sample is.
-    sizes
-        For each split, how many samples each client has.
-
-    Returns
-    -------
-    World
-        Every client has as many samples as it should, all of them the blank one.
-    """
+    """Make the population of a server, which has no samples: one of zeros stands for all of them."""
     schema = agreement.data
     y = torch.zeros(1, dtype=torch.float32 if schema.task == "regression" else torch.int64)
     x = torch.zeros(1, *schema.input_shape)
@@ -195,22 +134,7 @@ def blank_population(agreement: Agreement, sizes: Mapping[str, Sequence[int]]) -
 
 
 def fresh_row(config: ExperimentConfig, agreement: Agreement, client: int) -> Tensor:
-    """Draw a client's own initial model, as a simulation does.
-
-    Parameters
-    ----------
-    config
-        The run's configuration.
-    agreement
-        What a sample is.
-    client
-        The client.
-
-    Returns
-    -------
-    Tensor
-        Its row.
-    """
+    """Draw a client's own initial model, as a simulation does."""
     schema = agreement.data
     with randomness.torch_stream(config.seed, f"model of client {client}"):
         module = models.build(config.model, schema.input_shape, schema.outputs)
@@ -220,24 +144,7 @@ def fresh_row(config: ExperimentConfig, agreement: Agreement, client: int) -> Te
 def make_simulation(
     config: ExperimentConfig, agreement: Agreement, population: Population, sizes: Sequence[int] | None = None
 ) -> Simulation:
-    """Put the method and an engine on a population.
-
-    Parameters
-    ----------
-    config
-        The run's configuration.
-    agreement
-        What a sample is.
-    population
-        The samples of this party.
-    sizes
-        Training samples of every member, where the method starts from them.
-
-    Returns
-    -------
-    Simulation
-        Before the first round.
-    """
+    """Put the method on a party's population; ``sizes`` are everybody's, where the method starts from them."""
     engine = engine_of(config, population)
     own, everyone = engine.sizes["train"], torch.ones(config.clients, dtype=torch.int64)
     # A first state may depend on everybody's samples, which a party knows only where it is told.
@@ -253,20 +160,7 @@ def make_simulation(
 
 
 def engine_of(config: ExperimentConfig, population: Population) -> Engine:
-    """Make the engine that every party of a federation uses.
-
-    Parameters
-    ----------
-    config
-        The run's configuration.
-    population
-        The samples of this party.
-
-    Returns
-    -------
-    Engine
-        One client after another, on the CPU.
-    """
+    """Make the engine of every party: one client after another, on the CPU."""
     return make_engine(config, population, torch.device("cpu"))
 
 

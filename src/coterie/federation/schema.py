@@ -107,25 +107,9 @@ def observe(config: ExperimentConfig, agreement: Agreement, rounds: int = 2) -> 
 
 
 def check_message(tensors: Rows, seen: list[Seen], purpose: str, task: str, clients: int) -> None:
-    """See that a message to a node is one that its method sends.
+    """See that the names, types and shapes of a message to a node are what its method sends; else it is ``Rejected``.
 
-    Parameters
-    ----------
-    tensors
-        What came, without a client axis.
-    seen
-        What the method sends.
-    purpose
-        What the message is for.
-    task
-        The task that is asked for.
-    clients
-        Members of the federation: short sides count clients or trial steps, and vary from round to round.
-
-    Raises
-    ------
-    Rejected
-        If names, types or shapes differ.
+    Sides shorter than the number of ``clients`` count clients or trial steps, and vary from round to round.
     """
     expected = {each.name: each.what for each in seen if (each.purpose, each.task, each.up) == (purpose, task, False)}
     if tensors.keys() != expected.keys():

@@ -26,7 +26,7 @@ LETTERS = {
 
 
 @dataclass(frozen=True)
-class Line:
+class TensorEntry:
     """One tensor that crosses the wire.
 
     Parameters
@@ -50,21 +50,8 @@ class Line:
     to: str
 
 
-def lines(algorithm: str, settings: Mapping[str, Any] | None = None) -> list[Line]:
-    """Observe what a method sends.
-
-    Parameters
-    ----------
-    algorithm
-        The method's name.
-    settings
-        Its parameters.
-
-    Returns
-    -------
-    list of Line
-        A line for each tensor, in the order in which they are sent.
-    """
+def lines(algorithm: str, settings: Mapping[str, Any] | None = None) -> list[TensorEntry]:
+    """Observe what a method sends: an entry for each tensor, in the order in which they are sent."""
     agreement = Agreement(
         name="observed",
         members=tuple(Member(name=f"silo-{number}", key=None) for number in range(_CLIENTS)),
@@ -82,13 +69,13 @@ def lines(algorithm: str, settings: Mapping[str, Any] | None = None) -> list[Lin
     for name, value in registry.make(algorithm, config.settings).settings().items():
         if name not in SHORTHANDS and isinstance(value, int) and not isinstance(value, bool) and value > 1:
             names.setdefault(value, name)
-    found: dict[Line, None] = {}
+    found: dict[TensorEntry, None] = {}
     for seen in observe(config, agreement):
-        found.setdefault(_line(seen, names))
+        found.setdefault(_entry(seen, names))
     return list(found)
 
 
-def _line(seen: Seen, names: Mapping[int, str]) -> Line:
+def _entry(seen: Seen, names: Mapping[int, str]) -> TensorEntry:
     shape = " × ".join(names.get(side, str(side)) for side in seen.what.shape) or "1"
     kind = str(seen.what.dtype).removeprefix("torch.")
     when = f"{seen.purpose}, task {seen.task}"
@@ -98,22 +85,11 @@ def _line(seen: Seen, names: Mapping[int, str]) -> Line:
         )
     whom = "the server" if seen.up else "every node, the same" if seen.same else "each node, its own"
     way = "node → server" if seen.up else "server → node"
-    return Line(when, way, seen.name, shape if kind == "float32" else f"{shape} ({kind})", whom)
+    return TensorEntry(when, way, seen.name, shape if kind == "float32" else f"{shape} ({kind})", whom)
 
 
-def markdown(found: list[Line]) -> str:
-    """Write lines as a table.
-
-    Parameters
-    ----------
-    found
-        The lines.
-
-    Returns
-    -------
-    str
-        A Markdown table.
-    """
+def markdown(found: list[TensorEntry]) -> str:
+    """Write entries as a Markdown table."""
     rows = ["| when | way | tensor | numbers | who gets it |", "|---|---|---|---|---|"]
     rows += [f"| {line.when} | {line.way} | `{line.name}` | {line.shape} | {line.to} |" for line in found]
     return "\n".join(rows)

@@ -63,14 +63,10 @@ class Population:
     roles: Roles
 
     def holdings(self) -> pd.DataFrame:
-        """Say what each client holds and does.
+        """Say what each client holds and does, in a table with a row for each.
 
-        Returns
-        -------
-        pandas.DataFrame
-            A row for each client: ``client``, ``role`` (``"honest"``, ``"attacker"`` or ``"newcomer"``), the sizes
-            ``train``, ``validation`` and ``test``, where they are known ``group`` and ``noise``, and for each class the
-            training samples of it, in a column ``class NAME``.
+        Its columns are ``client``, ``role`` (honest, attacker or newcomer), the sizes ``train``, ``validation`` and
+        ``test``, where they are known ``group`` and ``noise``, and for each class ``class NAME``.
         """
         shares, count = self.shares, len(self.shares)
         role = np.full(count, "honest", dtype=object)
@@ -88,23 +84,7 @@ class Population:
 
 
 def roles(config: ExperimentConfig) -> Roles:
-    """Draw who trains, who is held out and who attacks.
-
-    Parameters
-    ----------
-    config
-        The configuration.
-
-    Returns
-    -------
-    Roles
-        A function of the configuration alone.
-
-    Raises
-    ------
-    ConfigError
-        If as many clients cannot be held out.
-    """
+    """Draw who trains, who is held out and who attacks: a function of the configuration alone."""
     count = config.clients
     away = round(config.hold_out * count)
     if config.hold_out > 0 and not 0 < away < count:
@@ -123,20 +103,7 @@ def roles(config: ExperimentConfig) -> Roles:
 
 
 def make_population(config: ExperimentConfig, data_dir: Path | None = None) -> Population:
-    """Load the data and deal it out.
-
-    Parameters
-    ----------
-    config
-        The configuration.
-    data_dir
-        Where data sets lie.
-
-    Returns
-    -------
-    World
-        Samples and shares.
-    """
+    """Load the data and deal it out."""
     drawn = roles(config)
     dataset = data.load(config.data, data_dir=data_dir, seed=config.seed)
     shares = share_out(

@@ -13,24 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 def progress_bar(
     title: str, rounds: int, done: int = 0, show: bool = True
 ) -> Iterator[Callable[[int, float | None], None]]:
-    """Show a progress bar on the error stream, so that what is printed can still be piped.
-
-    Parameters
-    ----------
-    title
-        What is running.
-    rounds
-        How many rounds there are.
-    done
-        How many are done already.
-    show
-        Whether to show anything.
-
-    Yields
-    ------
-    callable
-        To be told after each round: its number, and the mean of the primary metric when it was evaluated.
-    """
+    """Show a progress bar on the error stream, so that what is printed can still be piped."""
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),

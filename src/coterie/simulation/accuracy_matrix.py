@@ -24,26 +24,7 @@ _BLOCK_ELEMENTS = 2**22  # of the inputs of one block, repeated for each of its 
 
 
 def cross(engine: Engine, predict: Predict, rows: Rows, index: Tensor, metric: str) -> Tensor:
-    """Apply every model to every client's samples.
-
-    Parameters
-    ----------
-    engine
-        The engine whose net and samples to use.
-    predict
-        How a model is applied.
-    rows
-        The models, a row each.
-    index
-        Sample numbers ``[clients, samples]``.
-    metric
-        What to measure.
-
-    Returns
-    -------
-    Tensor
-        A float64 matrix ``[models, clients]``, NaN where the metric is undefined.
-    """
+    """Measure every model on every client's samples ``[clients, samples]``: a float64 matrix ``[models, clients]``."""
     models = len(next(iter(rows.values())))
     clients, size = index.shape
     sample = max(1, engine.samples.x[0].numel())
@@ -125,18 +106,7 @@ class AccuracyMatrixScorer:
         self.metric = metric_table.usual(simulation.engine.problem.metrics[0])
 
     def measure(self, round_number: int) -> Matrix:
-        """Measure every personal model on every client's samples, leaving everything as it was.
-
-        Parameters
-        ----------
-        round_number
-            The round that was played last.
-
-        Returns
-        -------
-        Matrix
-            The matrix.
-        """
+        """Measure every personal model on every client's samples, leaving everything as it was."""
         simulation, algorithm = self.simulation, self.simulation.algorithm
         processes = simulation.processes
         personal = simulation.personal(self.trainers, round_number)

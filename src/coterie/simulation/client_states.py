@@ -61,52 +61,18 @@ class ClientStates:
     rows: Rows
 
     def gather(self, clients: Tensor) -> Rows:
-        """Give some clients' state.
-
-        Parameters
-        ----------
-        clients
-            Whose.
-
-        Returns
-        -------
-        Rows
-            Copies.
-        """
+        """Give copies of some clients' state."""
         return {name: take_rows(value, clients) for name, value in self.rows.items()}
 
     def on_demand(self, clients: Tensor, briefly: bool = False) -> Rows:
         """Give some clients' state, each name once it is looked at.
 
-        Parameters
-        ----------
-        clients
-            Whose.
-        briefly
-            Whether it is read before any state is changed, so that it need not be a copy.
-
-        Returns
-        -------
-        Rows
-            Rows, which must not be changed where they are looked at ``briefly``.
+        ``briefly`` says that it is read before any state changes: then it need not be a copy, and must not be changed.
         """
         return _OnDemand(self.rows, clients, look_at_rows if briefly else take_rows)
 
     def scatter(self, clients: Tensor, changes: Rows) -> None:
-        """Change some clients' state; the rows that were there before are left as they are.
-
-        Parameters
-        ----------
-        clients
-            Whose.
-        changes
-            New rows, for the names that change.
-
-        Raises
-        ------
-        AlgorithmError
-            If a task returned a name that the state does not have, or another shape.
-        """
+        """Change some clients' state; the rows that were there before are left as they are."""
         new = dict(self.rows)
         for name, value in changes.items():
             if name not in self.rows or value.shape[1:] != self.rows[name].shape[1:]:
