@@ -194,8 +194,10 @@ INSIDE = {  # what users do not import from, and why it is not in the reference
     "compute": "engines are chosen by name",
     "federation": "behind `coterie federate`",
     "kernels": "of the engines",
+    "lazy": "behind the registries",
     "options": "behind everything that has options",
     "runs": "behind `run` and `resume`",
+    "units": "how numbers of bytes are written",
     "version": "`coterie.__version__`",
 }
 

@@ -1,4 +1,7 @@
-"""The algorithms by name: one file in this package each, and the user's own."""
+"""The algorithms by name: one file in this package each, and the user's own.
+
+A method's name is that of its file, so that all names are known before any file is imported.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie import options
-from coterie.algorithms.base import Algorithm
 from coterie.errors import ConfigError, CoterieError, UnknownName
 
+if TYPE_CHECKING:
+    from coterie.algorithms.base import Algorithm
+
 _FACTS = ("name", "title", "citation")
+_NO_METHODS = ("base", "client", "local_training", "messages", "parts", "registry")  # what methods are written in
 _registered: dict[str, type[Algorithm]] = {}
 _from_files: dict[tuple[Path, str], type[Algorithm]] = {}
 
@@ -44,8 +50,7 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
     missing = _missing(algorithm)
     if missing:
         raise ConfigError(f"{algorithm.__name__} cannot be registered: it lacks {missing}")
-    _load_ours()
-    known = _registered.get(algorithm.name)
+    known = get(algorithm.name) if algorithm.name in names() else None
     if known is not None and _place(known) != _place(algorithm):
         raise ConfigError(f"an algorithm named {algorithm.name!r} is registered already ({'.'.join(_place(known))})")
     _registered[algorithm.name] = algorithm
@@ -62,6 +67,8 @@ def _missing(algorithm: type[Algorithm]) -> str:
 
 
 def _of_module(module: ModuleType) -> list[type[Algorithm]]:
+    from coterie.algorithms.base import Algorithm
+
     return [
         value
         for value in vars(module).values()
@@ -70,12 +77,19 @@ def _of_module(module: ModuleType) -> list[type[Algorithm]]:
 
 
 @functools.cache
-def _load_ours() -> None:
-    package = importlib.import_module("coterie.algorithms")
-    for entry in pkgutil.iter_modules(package.__path__):
-        for algorithm in _of_module(importlib.import_module(f"coterie.algorithms.{entry.name}")):
-            if not _missing(algorithm):
-                _registered[algorithm.name] = algorithm
+def _ours() -> frozenset[str]:
+    """Name the methods of this package, after their files."""
+    entries = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return frozenset(
+        entry.name
+        for entry in entries
+        if not entry.ispkg and not entry.name.startswith("_") and entry.name not in _NO_METHODS
+    )
+
+
+def _load(name: str) -> type[Algorithm]:
+    module = importlib.import_module(f"coterie.algorithms.{name}")
+    return next(algorithm for algorithm in _of_module(module) if vars(algorithm).get("name") == name)
 
 
 def digest(path: Path) -> str:
@@ -144,8 +158,7 @@ def names() -> list[str]:
     list of str
         In alphabetical order.
     """
-    _load_ours()
-    return sorted(_registered)
+    return sorted(_ours() | _registered.keys())
 
 
 def is_file(name: str) -> bool:
@@ -167,6 +180,9 @@ def is_file(name: str) -> bool:
 def get(name: str) -> type[Algorithm]:
     """Look an algorithm up.
 
+    A name that no algorithm has is an :class:`~coterie.errors.UnknownName`, a file that defines none a
+    :class:`~coterie.errors.ConfigError`.
+
     Parameters
     ----------
     name
@@ -176,18 +192,47 @@ def get(name: str) -> type[Algorithm]:
     -------
     type
         Its class.
+    """
+    if is_file(name):
+        return _from_file(Path(name))
+    check(name)
+    if name not in _registered:
+        _registered[name] = _load(name)
+    return _registered[name]
+
+
+def check(name: str) -> None:
+    """Refuse a name that no algorithm has, before anything is imported.
+
+    Parameters
+    ----------
+    name
+        What :func:`get` would be given; a file is looked at only when it is loaded.
 
     Raises
     ------
     UnknownName
-        If there is none of that name; a file that defines none is a :class:`~coterie.errors.ConfigError`.
+        If there is no algorithm of that name.
     """
-    if is_file(name):
-        return _from_file(Path(name))
-    _load_ours()
-    if name not in _registered:
-        raise UnknownName("algorithm", name, _registered)
-    return _registered[name]
+    if not is_file(name) and name not in _ours() and name not in _registered:
+        raise UnknownName("algorithm", name, names())
+
+
+def title(name: str) -> str:
+    """Give the name that an algorithm has in its paper.
+
+    Parameters
+    ----------
+    name
+        Its registered name, or anything else that a record calls a method.
+
+    Returns
+    -------
+    str
+        For instance ``"FedAvg-FT"``; what was given, where no algorithm of that name is known here.
+    """
+    known = not is_file(name) and name in names()
+    return get(name).title if known else name
 
 
 def make(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:

@@ -258,10 +258,3 @@ def test_a_federation_is_repeated_by_its_own_command(tmp_path: Path) -> None:
     assert "up with overhead" in markup(found["costs"]) and '<td class="number">4.5 MB</td>' in markup(found["costs"])
     simulated = made(write_run(tmp_path / "other").path)["costs"]
     assert "overhead" not in markup(simulated)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (2_345_678, "2.35 MB"), (5e12, "5 TB")]
-)
-def test_sizes(count: float, text: str) -> None:
-    assert tables.size(count) == text

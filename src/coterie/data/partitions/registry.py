@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from coterie.data.partitions.dirichlet import Dirichlet, Hybrid, Quantity
-from coterie.data.partitions.even import Iid, Quality
-from coterie.data.partitions.groups import Groups
-from coterie.data.partitions.labels import Pathological, QLabel, Shards
-from coterie.data.partitions.natural import Natural
-from coterie.data.partitions.scheme import Scheme
+from coterie.lazy import Registry
 from coterie.options import Parameter, resolve
 
-SCHEMES: dict[str, type[Scheme]] = {
-    scheme.name: scheme
-    for scheme in (Iid, Shards, Pathological, QLabel, Dirichlet, Quantity, Quality, Natural, Hybrid, Groups)
-}
+if TYPE_CHECKING:
+    from coterie.data.partitions.scheme import Scheme
+
+SCHEMES: Registry[type[Scheme]] = Registry(
+    {
+        "iid": "coterie.data.partitions.even:Iid",
+        "shards": "coterie.data.partitions.labels:Shards",
+        "pathological": "coterie.data.partitions.labels:Pathological",
+        "q_label": "coterie.data.partitions.labels:QLabel",
+        "dirichlet": "coterie.data.partitions.dirichlet:Dirichlet",
+        "quantity": "coterie.data.partitions.dirichlet:Quantity",
+        "quality": "coterie.data.partitions.even:Quality",
+        "natural": "coterie.data.partitions.natural:Natural",
+        "hybrid": "coterie.data.partitions.dirichlet:Hybrid",
+        "groups": "coterie.data.partitions.groups:Groups",
+    }
+)
 """The schemes by name."""
 
 

@@ -15,14 +15,13 @@ import torch
 from coterie import evaluation
 from coterie.results.figures.charts import Axis, Panel, Panels, Series
 from coterie.results.figures.look import Style
+from coterie.units import bytes_unit
 
 SHOWN = ("personal", "global", "hybrid", "newcomer")
 """Models of which figures speak, in their order; what was chosen on test data is none of them."""
 
 FRACTIONS = tuple(number / 10 for number in range(11))
 """Fractions of the other clients at which S-acc is drawn."""
-
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def models_of(metrics: pd.DataFrame, metric: str, split: str = "test") -> list[str]:
@@ -140,7 +139,7 @@ def traffic(metrics: pd.DataFrame, styles: Mapping[str, Style]) -> Panels | None
     if not bool((wire["value"] > 0).any()):
         return None
     means = over_runs(wire, ["metric", "line", "round"])
-    by, unit = next(each for each in _UNITS if means["mean"].max() >= each[0])
+    by, unit = bytes_unit(float(means["mean"].max()))
     means = means.assign(mean=means["mean"] / by, std=means["std"] / by)
     titles = {"bytes_up": "from clients to the server", "bytes_down": "from the server to clients"}
     return Panels(

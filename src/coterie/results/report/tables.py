@@ -16,11 +16,11 @@ from coterie.results import MODELS
 from coterie.results.figures import Line
 from coterie.results.report.elements import Cell, Markup, table
 from coterie.results.report.sources import Gathered
+from coterie.units import format_bytes
 
 _ABSENT, _MISSING = "–", object()
 _SETTINGS = "settings."
 _EVENTS = 200  # rows of the table of events
-_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def summary(found: Gathered) -> Markup:
@@ -93,12 +93,12 @@ def costs(found: Gathered) -> Markup:
         row = [line.name, f"{spent:.1f}", f"{spent / max(1.0, rounds):.3f}"]
         for way in ("up", "down"):
             sent = float(np.mean([each["bytes"][way] for each in summaries]))
-            row += [size(sent), size(sent / max(1.0, rounds))]
+            row += [format_bytes(sent), format_bytes(sent / max(1.0, rounds))]
         if len(wire):
             of_line = wire[wire["run"].isin(places)]
             for way in ("wire_up", "wire_down"):
                 values = of_line.loc[of_line["metric"] == way, "value"]
-                row.append(size(float(values.sum()) / len(places)) if len(values) else _ABSENT)
+                row.append(format_bytes(float(values.sum()) / len(places)) if len(values) else _ABSENT)
         rows.append(row)
     return table(head, rows)
 
@@ -198,23 +198,6 @@ def command(config: Mapping[str, Any], path: Path, choices: Mapping[str, Any], f
     for name, value in (config.get("settings") or {}).items():
         words += ["--set", f"{name}={_word(value)}"]
     return shlex.join(words)
-
-
-def size(count: float) -> str:
-    """Write a number of bytes.
-
-    Parameters
-    ----------
-    count
-        The bytes.
-
-    Returns
-    -------
-    str
-        With the unit that suits it.
-    """
-    by, unit = next((each for each in _UNITS if count >= each[0]), _UNITS[-1])
-    return f"{count / by:.0f} {unit}" if by == 1 else f"{count / by:.3g} {unit}"
 
 
 def _how(found: Gathered, place: int) -> str:
