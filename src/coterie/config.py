@@ -64,7 +64,7 @@ Fractions = Annotated[tuple[Fraction, ...], BeforeValidator(_split)]
 class ExperimentConfig(BaseModel):
     """Everything that decides an experiment's result."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
     algorithm: What[str] = Field(description="the method's name, or the path of a Python file that defines one")
     algorithm_sha256: What[str | None] = Field(None, description="checksum of the Python file that defines the method")

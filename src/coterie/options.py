@@ -46,7 +46,7 @@ class Parameter:
 class Spec(BaseModel):
     """Parameters under a name; the fields are the parameters."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, defer_build=True)
 
     kind: ClassVar[str]
     name: ClassVar[str]
