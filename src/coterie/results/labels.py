@@ -7,33 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie.config import fields
 from coterie.results.figures import Line
 
 if TYPE_CHECKING:
     from coterie.results.result import Result
 
-# What decides how a run is computed or how closely it is watched, but not what it is.
-_IMMATERIAL = (
-    "algorithm",
-    "algorithm_sha256",
-    "settings",
-    "seed",
-    "engine",
-    "device",
-    "kernel",
-    "convolution",
-    "chunk",
-    "compile",
-    "threads",
-    "keep",
-    "scratch",
-    "checkpoint_every",
-    "eval_every",
-    "eval_train",
-    "matrix",
-    "matrix_every",
-    "s_acc",
-)
+# The method is shown apart and seeds are averaged over; how a run was computed and what was recorded tell none apart.
+_IMMATERIAL = {"algorithm", "algorithm_sha256", "settings", "seed"} | fields("how") | fields("record")
 
 
 def lines(
@@ -58,12 +39,12 @@ def lines(
     configs = [result.config for result in results]
     names = called or [None] * len(results)
     methods = [name or method_name(result) for name, result in zip(names, results, strict=True)]
-    fields = [name for name in _names(configs) if name not in (*_IMMATERIAL, *leave_out)]
+    material = [name for name in _names(configs) if name not in _IMMATERIAL and name not in leave_out]
     found = []
     for config, method in zip(configs, methods, strict=True):
         alike = [other.get("settings") or {} for other, name in zip(configs, methods, strict=True) if name == method]
         own = _said(config.get("settings") or {}, alike, _names(alike))
-        found.append(Line(f"{method} ({own})" if own else method, _said(config, configs, fields)))
+        found.append(Line(f"{method} ({own})" if own else method, _said(config, configs, material)))
     if leave_out:
         return found
     for key in (_folder_name, str):

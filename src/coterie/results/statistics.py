@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from coterie import evaluation
+from coterie.config import fields
 from coterie.errors import ConfigError
 from coterie.evaluation import OverSeeds, PairedTest
 from coterie.results.result import Result
@@ -17,7 +18,6 @@ from coterie.results.result import Result
 At = Literal["final", "best", "best_oracle"]
 """The last round, the best on validation data, or the best on test data."""
 
-_COMPUTING = ("engine", "device", "kernel", "convolution", "chunk", "compile", "threads", "checkpoint_every")
 _WHO_HOLDS_WHAT = ("data", "partition", "clients", "seed", "validation", "test_fraction", "scarcity", "max_test")
 
 
@@ -50,8 +50,9 @@ def over_seeds(results: Sequence[Result], model: str = "personal", at: At = "fin
     """
     if not results:
         raise ConfigError("a summary over seeds needs at least one run")
+    may_differ = {"seed"} | fields("how")
     for result in results[1:]:
-        _refuse_difference(results[0], result, [key for key in result.config if key not in ("seed", *_COMPUTING)])
+        _refuse_difference(results[0], result, [key for key in result.config if key not in may_differ])
     seeds = [result.config["seed"] for result in results]
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"the runs have the seeds {', '.join(map(str, seeds))}: each must be there once")
