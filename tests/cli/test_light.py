@@ -142,6 +142,23 @@ def test_importing_the_package_is_light() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_ctrl_c_while_pytorch_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv = ['coterie', 'run', 'fedavg']\n"
+        "from coterie.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    said = "interrupted before the first round: there is nothing to keep\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
+    assert list(tmp_path.iterdir()) == []
+
+
 # ------------------------------------------------------------------------------- names that are known without imports
 
 

@@ -89,27 +89,14 @@ def _ours() -> frozenset[str]:
 
 def _load(name: str) -> type[Algorithm]:
     module = importlib.import_module(f"coterie.algorithms.{name}")
-    return next(algorithm for algorithm in _of_module(module) if vars(algorithm).get("name") == name)
+    found = [algorithm for algorithm in _of_module(module) if vars(algorithm).get("name") == name]
+    if not found:
+        raise ConfigError(f"{module.__name__} is taken for a method, but defines no algorithm named {name!r}")
+    return found[0]
 
 
 def digest(path: Path) -> str:
-    """Give the SHA-256 of a file that defines an algorithm.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Returns
-    -------
-    str
-        Hexadecimal digits.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read.
-    """
+    """Give the SHA-256 of a file that defines an algorithm, as hexadecimal digits."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
@@ -162,18 +149,7 @@ def names() -> list[str]:
 
 
 def is_file(name: str) -> bool:
-    """Say whether a name is that of a file which defines an algorithm.
-
-    Parameters
-    ----------
-    name
-        What :func:`get` would be given.
-
-    Returns
-    -------
-    bool
-        Whether it ends as a Python file does.
-    """
+    """Say whether a name is that of a Python file, which may define an algorithm."""
     return name.endswith(".py")
 
 
@@ -202,35 +178,13 @@ def get(name: str) -> type[Algorithm]:
 
 
 def check(name: str) -> None:
-    """Refuse a name that no algorithm has, before anything is imported.
-
-    Parameters
-    ----------
-    name
-        What :func:`get` would be given; a file is looked at only when it is loaded.
-
-    Raises
-    ------
-    UnknownName
-        If there is no algorithm of that name.
-    """
+    """Refuse a name that no algorithm has, before anything is imported; a file is looked at when it is loaded."""
     if not is_file(name) and name not in _ours() and name not in _registered:
         raise UnknownName("algorithm", name, names())
 
 
 def title(name: str) -> str:
-    """Give the name that an algorithm has in its paper.
-
-    Parameters
-    ----------
-    name
-        Its registered name, or anything else that a record calls a method.
-
-    Returns
-    -------
-    str
-        For instance ``"FedAvg-FT"``; what was given, where no algorithm of that name is known here.
-    """
+    """Give the name that an algorithm has in its paper, for instance ``FedAvg-FT``; an unknown name is given back."""
     known = not is_file(name) and name in names()
     return get(name).title if known else name
 
