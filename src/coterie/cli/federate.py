@@ -256,13 +256,13 @@ def _new_run(folder: Path, algorithm: str) -> Path:
 
 
 def _submit(folder: Path, plan: Plan, path: Path) -> None:
-    """Hand the plan to Flower, then tell what happens until the run is over."""
+    """Hand the plan to Flower, then print what happens until the run is over."""
     from coterie.federation.monitor import Watch
     from coterie.runs.storage import read_summary
     from coterie.runs.storage.atomic import write_text
 
     watch = Watch(path, plan.rounds)
-    # Its own for each submission: what a second one for the same run is told must not be taken for the first one's.
+    # One file for each submission: an error of a second one for the same run must not be taken for one of the first.
     plan_file = folder / "server" / "plans" / f"{path.name}-{secrets.token_hex(4)}.yaml"
     failed = plan_file.with_suffix(".error")
     write_text(plan_file, yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False))
@@ -284,7 +284,7 @@ def _submit(folder: Path, plan: Plan, path: Path) -> None:
 
 
 def _follow(control: Control, run_id: int, watch: Watch, path: Path, failed: Path) -> None:
-    """Tell what happens until the run is over; Ctrl-C stops it."""
+    """Print what happens until the run is over; Ctrl-C stops it."""
     try:
         for _ in _waiting(control, run_id, (path / "summary.json", failed)):
             for line in watch.news():
