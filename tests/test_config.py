@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.config import ExperimentConfig, from_mapping, from_yaml
+from coterie.config import ExperimentConfig, Kind, fields, from_mapping, from_yaml, kind_of
 from coterie.errors import ConfigError, UnknownName
 from coterie.options import allowed, make
 from coterie.yaml_file import read_yaml
@@ -136,6 +136,17 @@ def test_every_field_says_what_it_is_and_takes() -> None:
     for name, info in ExperimentConfig.model_fields.items():
         assert info.description, name
         assert allowed(info) and "Annotated" not in allowed(info), name
+
+
+def test_every_field_says_what_it_decides() -> None:
+    for name, info in ExperimentConfig.model_fields.items():
+        assert len([entry for entry in info.metadata if isinstance(entry, Kind)]) == 1, name
+        assert name in fields(kind_of(info).value)
+    kinds = [fields("what"), fields("how"), fields("record")]
+    assert sum(map(len, kinds)) == len(frozenset().union(*kinds)) == len(ExperimentConfig.model_fields)
+    assert {"data", "seed", "dtype", "metrics"} <= kinds[0]
+    assert {"engine", "device", "keep", "scratch", "threads"} <= kinds[1]
+    assert {"eval_every", "matrix"} <= kinds[2]
 
 
 def test_make_says_what_is_missing() -> None:

@@ -1,28 +1,53 @@
-"""The configuration of an experiment: typed, validated, and complete enough to repeat it."""
+"""The configuration of an experiment: typed, validated, and complete enough to repeat it.
+
+What only needs the fields, or the names of what there is, imports neither PyTorch nor any method, data set or model.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from coterie import options
 from coterie.algorithms import registry
-from coterie.data import partitions
+from coterie.data.partitions.registry import SCHEMES
 from coterie.data.registry import SOURCES
 from coterie.errors import ConfigError, UnknownName
-from coterie.evaluation import metrics as metric_table
-from coterie.models import problem
-from coterie.simulation import attacks, privacy
+from coterie.models.registry import check_name as check_model
+from coterie.simulation.attack_registry import ATTACKS
 from coterie.user_code import IMPORT
 from coterie.yaml_file import read_yaml
 
+if TYPE_CHECKING:
+    import torch
+
 SHORTHANDS = ("local_epochs", "batch_size", "lr")
 """Algorithm settings that have an option of their own on the command line."""
+
+
+class Kind(StrEnum):
+    """What a field of the configuration decides."""
+
+    WHAT = "what"
+    """What is computed, and with which numbers: another value gives other results."""
+
+    HOW = "how"
+    """How it is computed: another value gives the same results, but for the rounding of a sum."""
+
+    RECORD = "record"
+    """What is recorded on the way: another value changes no model."""
+
+
+Value = TypeVar("Value")
+What = Annotated[Value, Kind.WHAT]
+How = Annotated[Value, Kind.HOW]
+Record = Annotated[Value, Kind.RECORD]
 
 
 def _split(value: Any) -> Any:
@@ -30,67 +55,79 @@ def _split(value: Any) -> Any:
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Fractions = Annotated[tuple[Fraction, ...], BeforeValidator(_split)]
 
 
 class ExperimentConfig(BaseModel):
     """Everything that decides an experiment's result."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
-    algorithm: str = Field(description="the method's name, or the path of a Python file that defines one")
-    algorithm_sha256: str | None = Field(None, description="checksum of the Python file that defines the method")
-    settings: dict[str, Any] = Field(default_factory=dict, description="the method's own parameters")
-    data: str = Field("digits", description="the data set, with options after a colon")
-    partition: str = Field("dirichlet:0.5", description="how samples are dealt out, with options after a colon")
-    clients: int = Field(20, ge=1, description="how many clients there are")
-    rounds: int = Field(50, ge=1, description="how many rounds are played")
-    participation: float = Field(1.0, gt=0, le=1, description="fraction of the clients that take part in a round")
-    model: str = Field("mlp", description="the model, with options after a colon")
-    loss: str | None = Field(None, description="the loss by name, or import:module:function; the task's own by default")
-    metrics: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
-        (), description="metrics to record, the primary one first; the task's own if none"
+    algorithm: What[str] = Field(description="the method's name, or the path of a Python file that defines one")
+    algorithm_sha256: What[str | None] = Field(None, description="checksum of the Python file that defines the method")
+    settings: What[dict[str, Any]] = Field(default_factory=dict, description="the method's own parameters")
+    data: What[str] = Field("digits", description="the data set, with options after a colon")
+    partition: What[str] = Field("dirichlet:0.5", description="how samples are dealt out, with options after a colon")
+    clients: What[int] = Field(20, ge=1, description="how many clients there are")
+    rounds: What[int] = Field(50, ge=1, description="how many rounds are played")
+    participation: What[float] = Field(1.0, gt=0, le=1, description="fraction of the clients that take part in a round")
+    model: What[str] = Field("mlp", description="the model, with options after a colon")
+    loss: What[str | None] = Field(
+        None, description="the loss by name, or import:module:function; the task's own by default"
     )
-    seed: int = Field(1, ge=0, description="the seed of everything that is drawn")
-    validation: float = Field(0.1, ge=0, lt=1, description="fraction of a client's training samples held out")
-    test_fraction: float | None = Field(None, gt=0, lt=1, description="fraction of a client's samples to test on")
-    scarcity: int | None = Field(None, ge=1, description="keep this many training samples per client")
-    max_test: int | None = Field(None, ge=1, description="keep at most this many test samples per client")
-    hold_out: float = Field(0.0, ge=0, lt=1, description="fraction of clients that never train, then are personalised")
-    adapt_rounds: int = Field(1, ge=0, description="rounds that held-out clients join for before they are evaluated")
-    attack: str | None = Field(None, description="an attack as kind:fraction, for instance gaussian:0.2")
-    privacy: str | None = Field(None, description="clip replies and add noise, for instance clip=1.0,noise=0.8")
-    eval_every: int = Field(1, ge=1, description="evaluate after every so many rounds (and after the last)")
-    eval_train: bool = Field(False, description="evaluate on training samples too")
-    matrix: bool = Field(False, description="measure each personal model on each client's test samples at the end")
-    matrix_every: int | None = Field(None, ge=1, description="measure that matrix at every so many evaluations too")
-    s_acc: Annotated[tuple[Fraction, ...], BeforeValidator(_split)] = Field(
+    metrics: What[Names] = Field((), description="metrics to record, the primary one first; the task's own if none")
+    seed: What[int] = Field(1, ge=0, description="the seed of everything that is drawn")
+    validation: What[float] = Field(0.1, ge=0, lt=1, description="fraction of a client's training samples held out")
+    test_fraction: What[float | None] = Field(None, gt=0, lt=1, description="fraction of a client's samples to test on")
+    scarcity: What[int | None] = Field(None, ge=1, description="keep this many training samples per client")
+    max_test: What[int | None] = Field(None, ge=1, description="keep at most this many test samples per client")
+    hold_out: What[float] = Field(
+        0.0, ge=0, lt=1, description="fraction of clients that never train, then are personalised"
+    )
+    adapt_rounds: What[int] = Field(
+        1, ge=0, description="rounds that held-out clients join for before they are evaluated"
+    )
+    attack: What[str | None] = Field(None, description="an attack as kind:fraction, for instance gaussian:0.2")
+    privacy: What[str | None] = Field(None, description="clip replies and add noise, for instance clip=1.0,noise=0.8")
+    eval_every: Record[int] = Field(1, ge=1, description="evaluate after every so many rounds (and after the last)")
+    eval_train: Record[bool] = Field(False, description="evaluate on training samples too")
+    matrix: Record[bool] = Field(
+        False, description="measure each personal model on each client's test samples at the end"
+    )
+    matrix_every: Record[int | None] = Field(
+        None, ge=1, description="measure that matrix at every so many evaluations too"
+    )
+    s_acc: Record[Fractions] = Field(
         (0.5,), description="fractions of the other clients on which S-acc of the matrix is measured"
     )
-    checkpoint_every: int | None = Field(
+    checkpoint_every: How[int | None] = Field(
         None,
         ge=1,
         description="write a checkpoint after every so many rounds (a large state's less often); by default as often "
         "as takes a fiftieth of the time",
     )
-    engine: Literal["batched", "loop", "sharded"] = Field(
+    engine: How[Literal["batched", "loop", "sharded"]] = Field(
         "batched", description="how clients are computed (sharded: by all processes that torchrun starts)"
     )
-    device: str = Field("cpu", description="where to compute: cpu, cuda, cuda:N, or auto")
-    dtype: Literal["float32", "float64"] = Field("float32", description="type of all numbers")
-    kernel: Literal["auto", "stacked", "vmap", "module"] = Field("auto", description="how the model is applied to rows")
-    convolution: Literal["auto", "measured", "fused", "grouped", "unfold", "single"] = Field(
+    device: How[str] = Field("cpu", description="where to compute: cpu, cuda, cuda:N, or auto")
+    dtype: What[Literal["float32", "float64"]] = Field("float32", description="type of all numbers")
+    kernel: How[Literal["auto", "stacked", "vmap", "module"]] = Field(
+        "auto", description="how the model is applied to rows"
+    )
+    convolution: How[Literal["auto", "measured", "fused", "grouped", "unfold", "single"]] = Field(
         "auto", description="how convolutions are computed (measured: as is fastest here, which is then kept)"
     )
-    chunk: int | None = Field(None, ge=1, description="clients computed at once; chosen if not given")
-    keep: Literal["auto", "device", "host", "disk"] = Field(
+    chunk: How[int | None] = Field(None, ge=1, description="clients computed at once; chosen if not given")
+    keep: How[Literal["auto", "device", "host", "disk"]] = Field(
         "auto", description="where the rows of all clients are kept; auto is the first with room for them"
     )
-    scratch: str | None = Field(None, description="folder for rows that are kept on disk; near the run by default")
-    compile: bool = Field(False, description="compile the clients' steps with torch.compile")
-    precision: Literal["float32", "tf32", "bf16"] = Field(
+    scratch: How[str | None] = Field(None, description="folder for rows that are kept on disk; near the run by default")
+    compile: How[bool] = Field(False, description="compile the clients' steps with torch.compile")
+    precision: What[Literal["float32", "tf32", "bf16"]] = Field(
         "float32", description="how a GPU rounds what it multiplies (tf32 and bf16 are faster and less exact)"
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads; PyTorch's own choice if not given")
+    threads: How[int | None] = Field(None, ge=1, description="CPU threads; PyTorch's own choice if not given")
 
     @model_validator(mode="after")
     def _consistent(self) -> ExperimentConfig:
@@ -122,6 +159,8 @@ class ExperimentConfig(BaseModel):
         ConfigError
             If it is not there.
         """
+        import torch
+
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.device == "auto":
             return torch.device("cuda" if there else "cpu")
@@ -170,30 +209,111 @@ def from_mapping(values: Mapping[str, Any]) -> ExperimentConfig:
     values = _gathered(values, "settings")
     if values.get("algorithm") is None:
         raise ConfigError("algorithm is missing: name the method to run")
-    method = registry.get(str(values["algorithm"]))
+    check_names(values)
     for name in values:
         if name not in ExperimentConfig.model_fields:
-            if name in method.model_fields:
-                raise ConfigError(f"{name} is a parameter of {method.title}: put it under settings (--set {name}=...)")
+            asked = registry.get(str(values["algorithm"]))
+            if name in asked.model_fields:
+                raise ConfigError(f"{name} is a parameter of {asked.title}: put it under settings (--set {name}=...)")
             raise UnknownName("setting", str(name), [*ExperimentConfig.model_fields, *SHORTHANDS])
-    if isinstance(values.get("attack"), str):
-        attacks.parse(values["attack"])
     config = options.make(ExperimentConfig, values, "experiment")
-    registry.make(config.algorithm, config.settings)
+    method = registry.make(config.algorithm, config.settings)
     if config.matrix and not method.has_personal:
         raise ConfigError(f"matrix=true measures personal models, and {method.title} has none")
-    for metric in config.metrics:
-        metric_table.get(metric)
-    if config.loss is not None and config.loss not in problem.LOSSES and not config.loss.startswith(IMPORT):
-        raise UnknownName("loss", config.loss, [*problem.LOSSES, f"{IMPORT}module:function"])
+    _check_specs(config)
     places = {
         "data": _with_absolute_paths(config.data),
-        "partition": partitions.parse(config.partition).text(),
-        "privacy": None if config.privacy is None else privacy.parse(config.privacy).written(),
+        "partition": options.resolve("partition", config.partition, SCHEMES).text(),
+        "privacy": None if config.privacy is None else _written_privacy(config.privacy),
         "scratch": None if config.scratch is None else str(Path(config.scratch).expanduser().absolute()),
         **_algorithm_file(config),
     }
     return config.model_copy(update=places)
+
+
+def check_names(values: Mapping[str, Any]) -> None:
+    """Refuse a method, data set, partition, model or attack that does not exist; nothing is imported for it.
+
+    Parameters
+    ----------
+    values
+        Fields of the configuration, those that are there.
+
+    Raises
+    ------
+    UnknownName
+        If one of them begins with a name that is not known.
+    """
+    if "algorithm" in values:
+        registry.check(str(values["algorithm"]))
+    for field, kind, known in (
+        ("data", "data set", SOURCES),
+        ("partition", "partition", SCHEMES),
+        ("attack", "attack", ATTACKS),
+    ):
+        value = values.get(field)
+        name = value.partition(":")[0].strip() if isinstance(value, str) else None
+        if name is not None and name not in known:
+            raise UnknownName(kind, name, known)
+    if isinstance(values.get("model"), str):
+        check_model(values["model"])
+
+
+def fields(kind: Literal["what", "how", "record"]) -> frozenset[str]:
+    """Name the fields of the configuration that decide one kind of thing.
+
+    Parameters
+    ----------
+    kind
+        Whether they decide *what* is computed, *how* it is computed, or what is *recorded*.
+
+    Returns
+    -------
+    frozenset of str
+        Their names.
+
+    Examples
+    --------
+    >>> "threads" in fields("how")
+    True
+    """
+    return frozenset(name for name, info in ExperimentConfig.model_fields.items() if kind_of(info) == kind)
+
+
+def kind_of(field: FieldInfo) -> Kind:
+    """Give what a field of the configuration decides.
+
+    Parameters
+    ----------
+    field
+        The field, as ``ExperimentConfig.model_fields`` has it.
+
+    Returns
+    -------
+    Kind
+        Its kind.
+    """
+    return next(entry for entry in field.metadata if isinstance(entry, Kind))
+
+
+def _check_specs(config: ExperimentConfig) -> None:
+    """Read what is written in one line of text: attack, metrics, loss."""
+    from coterie.evaluation import metrics as metric_table
+    from coterie.models import problem
+    from coterie.simulation import attacks
+
+    if config.attack is not None:
+        attacks.parse(config.attack)
+    for metric in config.metrics:
+        metric_table.get(metric)
+    if config.loss is not None and config.loss not in problem.LOSSES and not config.loss.startswith(IMPORT):
+        raise UnknownName("loss", config.loss, [*problem.LOSSES, f"{IMPORT}module:function"])
+
+
+def _written_privacy(text: str) -> str:
+    from coterie.simulation import privacy
+
+    return privacy.parse(text).written()
 
 
 def _gathered(values: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -31,6 +31,10 @@ class CoterieError(Exception):
     """Base of all errors raised on purpose."""
 
 
+class CoterieWarning(UserWarning):
+    """Base of all warnings: something beside the run failed, and the run goes on."""
+
+
 class ConfigError(CoterieError):
     """A setting has the wrong name, type or range, or contradicts another."""
 

@@ -1,7 +1,7 @@
 """Things that are named in one line of text: ``name``, ``name:value`` or ``name:value,key=value,key=value``.
 
-A :class:`Spec` is a frozen, validated set of parameters that can be written so, that can say what its parameters are,
-and whose mistakes are told in one sentence.
+A :class:`Spec` is a frozen, validated set of parameters that can be written in that way and lists its parameters; each
+mistake in them is an error of one sentence.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Parameter:
 class Spec(BaseModel):
     """Parameters under a name; the fields are the parameters."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, defer_build=True)
 
     kind: ClassVar[str]
     name: ClassVar[str]
@@ -55,26 +55,9 @@ class Spec(BaseModel):
 
     @classmethod
     def parse(cls, text: str, more: Mapping[str, Any] | None = None) -> Self:
-        """Make one of what follows its name.
-
-        Parameters
-        ----------
-        text
-            ``value,key=value,...``, possibly empty. A path may itself hold commas and equals signs: of a text that
-            begins with a path, pieces are taken for parameters from the right, while they begin with the name of one.
-        more
-            More parameters, given as values.
-
-        Returns
-        -------
-        Self
-            The validated parameters.
-
-        Raises
-        ------
-        ConfigError
-            If a parameter is unknown, given twice, missing, or has a value that is not allowed.
-        """
+        """Read ``value,key=value,...``, possibly empty; ``more`` are further parameters, given as values."""
+        # A path may itself hold commas and equals signs: of a text that begins with a path, pieces are taken for
+        # parameters from the right, while they begin with the name of one.
         pieces = text.split(",") if text.strip() else []
         given: dict[str, Any] = {}
         while pieces and cls._is_parameter(pieces[-1]):
@@ -101,13 +84,7 @@ class Spec(BaseModel):
         given[key] = value
 
     def text(self) -> str:
-        """Write the canonical text: parameters at their default are left out, but for the positional one.
-
-        Returns
-        -------
-        str
-            What :func:`resolve` makes an equal object of.
-        """
+        """Write the text that :func:`resolve` reads back: parameters at their default are left out."""
         shown: list[str] = []
         for key, info in type(self).model_fields.items():
             value = getattr(self, key)
@@ -119,13 +96,7 @@ class Spec(BaseModel):
 
     @classmethod
     def parameters(cls) -> tuple[Parameter, ...]:
-        """List the parameters.
-
-        Returns
-        -------
-        tuple[Parameter, ...]
-            In the order in which they are declared.
-        """
+        """List the parameters, in the order in which they are declared."""
         return tuple(
             Parameter(key, "" if info.is_required() else plain(info.default), allowed(info), info.description or "")
             for key, info in cls.model_fields.items()
@@ -133,13 +104,7 @@ class Spec(BaseModel):
 
     @classmethod
     def summary(cls) -> str:
-        """Give the first line of the class's docstring.
-
-        Returns
-        -------
-        str
-            One sentence.
-        """
+        """Give the first line of the class's docstring."""
         return (cls.__doc__ or "").strip().splitlines()[0]
 
 
@@ -148,29 +113,10 @@ Made = TypeVar("Made", bound=BaseModel)
 
 
 def make(model: type[Made], values: Mapping[str, Any], what: str) -> Made:
-    """Make a validated object of named values, which may be texts; mistakes are told in one sentence.
+    """Make a validated object of named values, which may be texts; one sentence names all mistakes, and ``what``.
 
     Beyond what the fields themselves say, a truth value is not a number, a number is finite, and ``auto`` is how the
     absence of a value is written.
-
-    Parameters
-    ----------
-    model
-        What to make.
-    values
-        Its fields' values by name.
-    what
-        What it is called, for the error message.
-
-    Returns
-    -------
-    Made
-        The object.
-
-    Raises
-    ------
-    ConfigError
-        If a field is unknown, missing, or has a value that is not allowed; names each of them.
     """
     given: dict[str, Any] = {}
     for key, value in values.items():
@@ -223,29 +169,7 @@ def _takes_none(info: FieldInfo) -> bool:
 
 
 def resolve(kind: str, text: str, known: Mapping[str, type[Named]], more: Mapping[str, Any] | None = None) -> Named:
-    """Turn a line of text into what it names.
-
-    Parameters
-    ----------
-    kind
-        What is looked up, for the error message.
-    text
-        ``name`` or ``name:value,key=value,...``.
-    known
-        The classes there are, by name.
-    more
-        More parameters, given as values.
-
-    Returns
-    -------
-    Named
-        The validated object.
-
-    Raises
-    ------
-    UnknownName
-        If there is no such name.
-    """
+    """Make what a line of text names: ``name`` or ``name:value,key=value,...``; ``kind`` is for the error message."""
     name, _, rest = text.partition(":")
     if name.strip() not in known:
         raise UnknownName(kind, name.strip(), known)
@@ -253,18 +177,7 @@ def resolve(kind: str, text: str, known: Mapping[str, type[Named]], more: Mappin
 
 
 def plain(value: object) -> str:
-    """Write a value as :meth:`Spec.parse` reads it.
-
-    Parameters
-    ----------
-    value
-        A number, a text, a truth value, a path, nothing, or a tuple of these.
-
-    Returns
-    -------
-    str
-        Its text.
-    """
+    """Write a number, text, truth value, path, ``None`` or tuple of these as :meth:`Spec.parse` reads it."""
     if value is None:
         return _AUTO
     if isinstance(value, bool):
@@ -275,18 +188,7 @@ def plain(value: object) -> str:
 
 
 def allowed(info: FieldInfo) -> str:
-    """Say in words which values a field may have.
-
-    Parameters
-    ----------
-    info
-        The field.
-
-    Returns
-    -------
-    str
-        For instance ``"integer ≥ 1"`` or ``"fine or coarse"``.
-    """
+    """Say in words which values a field may have, for instance ``integer ≥ 1`` or ``fine or coarse``."""
     return _bounded(_type_words(info.annotation), info.metadata)
 
 

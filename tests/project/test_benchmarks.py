@@ -32,7 +32,7 @@ def _as_the_scripts_find_each_other(monkeypatch: pytest.MonkeyPatch) -> Iterator
         del sys.modules[name]
 
 
-OURS = ("measuring", "rivals", "side_by_side", "overhead", "scaling", "plots")
+OURS = ("measuring", "rivals", "side_by_side", "overhead", "scaling", "plots", "startup")
 
 
 def script(name: str) -> Any:
@@ -102,6 +102,15 @@ def test_overhead(tmp_path: Path) -> None:
         assert row["rounds"] == row["round_alone_seconds"]["repeats"] == row["round_in_run_seconds"]["repeats"] == 2
     # Five epochs over 5 samples less the tenth (rounded to none) for validation, of 3 clients; 2 models.
     assert found["rows"][0]["samples_a_round"]["trained"] in (5 * 15, 5 * 12)
+
+
+def test_startup(tmp_path: Path) -> None:
+    found = result_of("startup", tmp_path, "--only", "rum")
+    nothing, torch_alone, mistake = found["rows"]
+    assert (nothing["times_nothing"], torch_alone["times_torch"]) == (1, 1)
+    assert mistake["command"] == "coterie rum" and mistake["seconds"]["repeats"] == 1
+    times = [row["processor_seconds"]["median"] for row in (nothing, mistake)]
+    assert mistake["times_nothing"] == pytest.approx(times[1] / times[0], rel=1e-2)
 
 
 # ------------------------------------------------------------------------------------------------------- the same work
@@ -257,6 +266,12 @@ def test_a_kept_result_says_where_it_comes_from(path: Path) -> None:
     assert found["command"].startswith("benchmarks/") and found["rows"]
     versions = found.get("versions", found)
     assert re.match(r"\d+\.\d+", versions["torch"])
+
+
+def test_the_page_shows_how_quickly_the_command_line_answers() -> None:
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    for row in script("startup").table(json.loads((FOLDER / "results/startup.json").read_text(encoding="utf-8"))):
+        assert row in page, f"in docs/performance.md, write this row:\n{row}"
 
 
 def test_the_page_shows_the_kept_results() -> None:

@@ -1,4 +1,7 @@
-"""The algorithms by name: one file in this package each, and the user's own."""
+"""The algorithms by name: one file in this package each, and the user's own.
+
+A method's name is that of its file, so that all names are known before any file is imported.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie import options, user_code
-from coterie.algorithms.base import Algorithm
 from coterie.errors import ConfigError, UnknownName
 
+if TYPE_CHECKING:
+    from coterie.algorithms.base import Algorithm
+
 _FACTS = ("name", "title", "citation")
+_NO_METHODS = ("base", "batch", "body_and_head", "client", "local_training", "messages", "registry")  # what methods use
 _registered: dict[str, type[Algorithm]] = {}
 
 
@@ -41,8 +47,7 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
     missing = _missing(algorithm)
     if missing:
         raise ConfigError(f"{algorithm.__name__} cannot be registered: it lacks {missing}")
-    _load_ours()
-    known = _registered.get(algorithm.name)
+    known = get(algorithm.name) if algorithm.name in names() else None
     if known is not None and _place(known) != _place(algorithm):
         raise ConfigError(f"an algorithm named {algorithm.name!r} is registered already ({'.'.join(_place(known))})")
     _registered[algorithm.name] = algorithm
@@ -59,6 +64,8 @@ def _missing(algorithm: type[Algorithm]) -> str:
 
 
 def _of_module(module: ModuleType) -> list[type[Algorithm]]:
+    from coterie.algorithms.base import Algorithm
+
     return [
         value
         for value in vars(module).values()
@@ -67,32 +74,26 @@ def _of_module(module: ModuleType) -> list[type[Algorithm]]:
 
 
 @functools.cache
-def _load_ours() -> None:
-    package = importlib.import_module("coterie.algorithms")
-    for entry in pkgutil.iter_modules(package.__path__):
-        for algorithm in _of_module(importlib.import_module(f"coterie.algorithms.{entry.name}")):
-            if not _missing(algorithm):
-                _registered[algorithm.name] = algorithm
+def _ours() -> frozenset[str]:
+    """Name the methods of this package, after their files."""
+    entries = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return frozenset(
+        entry.name
+        for entry in entries
+        if not entry.ispkg and not entry.name.startswith("_") and entry.name not in _NO_METHODS
+    )
+
+
+def _load(name: str) -> type[Algorithm]:
+    module = importlib.import_module(f"coterie.algorithms.{name}")
+    found = [algorithm for algorithm in _of_module(module) if vars(algorithm).get("name") == name]
+    if not found:
+        raise ConfigError(f"{module.__name__} is taken for a method, but defines no algorithm named {name!r}")
+    return found[0]
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file that defines an algorithm.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Returns
-    -------
-    str
-        Hexadecimal digits.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read.
-    """
+    """Give the SHA-256 of a file that defines an algorithm, as hexadecimal digits."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
@@ -119,28 +120,19 @@ def names() -> list[str]:
     list of str
         In alphabetical order.
     """
-    _load_ours()
-    return sorted(_registered)
+    return sorted(_ours() | _registered.keys())
 
 
 def is_file(name: str) -> bool:
-    """Return whether a name is that of a file which defines an algorithm.
-
-    Parameters
-    ----------
-    name
-        What :func:`get` would be given.
-
-    Returns
-    -------
-    bool
-        Whether it ends as a Python file does.
-    """
+    """Say whether a name is that of a Python file, which may define an algorithm."""
     return name.endswith(".py")
 
 
 def get(name: str) -> type[Algorithm]:
     """Look an algorithm up.
+
+    A name that no algorithm has is an :class:`~coterie.errors.UnknownName`, a file that defines none a
+    :class:`~coterie.errors.ConfigError`.
 
     Parameters
     ----------
@@ -151,18 +143,25 @@ def get(name: str) -> type[Algorithm]:
     -------
     type
         Its class.
-
-    Raises
-    ------
-    UnknownName
-        If there is none of that name; a file that defines none is a :class:`~coterie.errors.ConfigError`.
     """
     if is_file(name):
         return _from_file(Path(name))
-    _load_ours()
+    check(name)
     if name not in _registered:
-        raise UnknownName("algorithm", name, _registered)
+        _registered[name] = _load(name)
     return _registered[name]
+
+
+def check(name: str) -> None:
+    """Refuse a name that no algorithm has, before anything is imported; a file is looked at when it is loaded."""
+    if not is_file(name) and name not in _ours() and name not in _registered:
+        raise UnknownName("algorithm", name, names())
+
+
+def title(name: str) -> str:
+    """Give the name that an algorithm has in its paper, for instance ``FedAvg-FT``; an unknown name is given back."""
+    known = not is_file(name) and name in names()
+    return get(name).title if known else name
 
 
 def make(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:

@@ -8,32 +8,24 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from coterie.errors import CoterieError, Interrupted, RankError
+from coterie.errors import CoterieError, CoterieWarning, Interrupted, RankError
 from coterie.memory import keep_freed_memory
 
 __all__ = ["main"]
-
-
-def _in_one_line(ours: type[Warning], others: Callable[..., str]) -> Callable[..., str]:
-    def text(message: Warning | str, category: type[Warning], *where: Any) -> str:
-        return f"warning: {message}\n" if issubclass(category, ours) else others(message, category, *where)
-
-    return text
 
 
 def main() -> None:
     """Run the command line; an error that we raise on purpose is one sentence and exit code 2, never a traceback."""
     # Threads that spin while they wait make a round tens of times as long on a machine that does other work as well.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Looking for plugins of pydantic reads the metadata of every package that is installed.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     keep_freed_memory()
     # Models and losses of the user's may lie in the current folder; behind all else, so that they hide nothing.
     sys.path.append(os.getcwd())
+    warnings.formatwarning = _in_one_line(warnings.formatwarning)
     try:
-        from coterie.cli.app import app  # takes seconds, in which Ctrl-C should be answered as well
-        from coterie.tracking import TrackerWarning
-
-        warnings.formatwarning = _in_one_line(TrackerWarning, warnings.formatwarning)
-        app(prog_name="coterie")
+        sys.exit(_run())
     except Interrupted as stop:
         _say(stop)
         sys.exit(128 + stop.signal_number)
@@ -46,6 +38,29 @@ def main() -> None:
     except KeyboardInterrupt:
         _say(Interrupted(None))
         sys.exit(130)
+
+
+def _run() -> int:
+    """Run the command that the arguments name, and give its exit code."""
+    import click
+
+    from coterie.cli.app import app
+    from coterie.cli.usage import usage_sentence
+
+    try:
+        code = app(prog_name="coterie", standalone_mode=False)
+    except click.UsageError as error:
+        if sentence := usage_sentence(error):
+            _say(f"error: {sentence}")
+        return error.exit_code
+    return code if isinstance(code, int) else 0
+
+
+def _in_one_line(others: Callable[..., str]) -> Callable[..., str]:
+    def text(message: Warning | str, category: type[Warning], *where: Any) -> str:
+        return f"warning: {message}\n" if issubclass(category, CoterieWarning) else others(message, category, *where)
+
+    return text
 
 
 def _say(*lines: object) -> None:

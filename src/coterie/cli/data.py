@@ -1,18 +1,17 @@
-"""Commands about data sets: which there are, which are on the disk, fetching one."""
+"""Commands about data sets: list them, check which are on the disk, download one."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from coterie import data
 from coterie.cli import listing
 from coterie.cli.console import err, out
-from coterie.cli.options import DataDir
+from coterie.cli.shared_options import DataDir
 
-app = typer.Typer(help="List data sets, look which are there, download one.", no_args_is_help=True)
+app = typer.Typer(help="List data sets, check which are on the disk, download one.", no_args_is_help=True)
 app.command(name="list")(listing.data_sets)
 
 _STYLES = {"whole": "green", "damaged": "red", "incomplete": "yellow", "missing": "dim"}
@@ -20,7 +19,9 @@ _STYLES = {"whole": "green", "damaged": "red", "incomplete": "yellow", "missing"
 
 @app.command()
 def status(name: listing.Name = None, data_dir: DataDir = None) -> None:
-    """Show which data sets are there; their files are read through and checked."""
+    """Show which data sets are on the disk; their files are read and checked."""
+    from rich.text import Text
+
     sets = data.status(data_dir, name)
     out.print(Text(f"data folder: {data.data_folder(data_dir)}"), soft_wrap=True)
     for found in sets:
@@ -38,8 +39,9 @@ def fetch(
     data_dir: DataDir = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
-    """Download a data set from its official address and check it; what is there and whole is left alone.
+    """Download a data set from its official address and check it; files that are there and intact are left alone.
 
-    A download that broke off is taken up where it ended. Without a network, the error says which file to put where.
+    A download that was interrupted continues where it stopped. Without a network, the error says which file to put
+    where.
     """
     err.print(f"data: {data.fetch(name, data_dir, progress=not quiet)}", markup=False, highlight=False)

@@ -27,13 +27,7 @@ NEXT = "coterie run fedacs --data digits --partition dirichlet:1 --clients 20 --
 
 
 def main(folder: Path = FOLDER) -> None:
-    """Run the methods, each with a progress bar, and end in one table.
-
-    Parameters
-    ----------
-    folder
-        Where the runs go, each demo in a new folder of its own.
-    """
+    """Run the methods, each with a progress bar, and end in one table."""
     from coterie import api
     from coterie.cli.console import err, out
     from coterie.results import table

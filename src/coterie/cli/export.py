@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.console import err
-from coterie.cli.options import DataDir, Text
-from coterie.results import export as exporting
+from coterie.cli.shared_options import DataDir, Text
 
 
 def export(
@@ -31,6 +30,8 @@ def export(
 
     Example: coterie export runs/fedacs-digits-seed1 --client 7 --out client7.safetensors
     """
+    from coterie.results import export as exporting
+
     written = exporting.export(run, client, out, best=exporting.kind(best), onnx=onnx, data_dir=data_dir)
     measured = ", ".join(f"{name} {value:.4f}" for name, value in written.about["test"].items())
     err.print(f"{written.about['kind']} model of client {client}, on its test samples: {measured}", highlight=False)

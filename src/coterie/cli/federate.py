@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
-from rich.table import Column, Table
 
+from coterie.algorithms import registry
 from coterie.cli.console import err, out
-from coterie.cli.options import Track
+from coterie.cli.shared_options import Folder, Method, Track, with_fields
 from coterie.errors import ConfigError, RunFolderError
 
 if TYPE_CHECKING:
@@ -108,38 +108,28 @@ def node(
 
 
 @app.command()
+@with_fields("participation", "eval_every", "settings", rounds=10)
 def run(
     folder: Project,
-    algorithm: Annotated[str, typer.Argument(metavar="METHOD", help="A method's name.")],
-    rounds: Annotated[int, typer.Option(help="How many rounds are played.")] = 10,
-    participation: Annotated[float, typer.Option(help="Fraction of the members in a round.")] = 1.0,
-    eval_every: Annotated[int, typer.Option(help="Evaluate after every so many rounds.")] = 1,
+    algorithm: Method,
+    fields: dict[str, Any],
     deadline: Annotated[float, typer.Option(help="Seconds that nodes have for an exchange.")] = 600.0,
     minimum: Annotated[int, typer.Option(help="Replies that an exchange needs.")] = 1,
     wait: Annotated[float, typer.Option(help="Seconds to wait for members before the first round.")] = 120.0,
-    set_: Annotated[
-        Optional[list[str]], typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")  # noqa: UP045
-    ] = None,
-    out_: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--out", help="Folder for the run; one that was stopped goes on."),
-    ] = None,
+    out_: Annotated[Folder, typer.Option("--out", help="Folder for the run; one that was stopped goes on.")] = None,
     track: Track = None,
 ) -> None:
     """Run a method over the nodes that are there; a run that was stopped goes on from its last round."""
+    registry.check(algorithm)
     _need_flower()
     from coterie import options
-    from coterie.cli.app import parse_settings
     from coterie.federation import agreement
     from coterie.federation.server import Plan
     from coterie.tracking import make_all
 
-    values: dict[str, Any] = {
+    values = {
         "algorithm": algorithm,
-        "settings": parse_settings(set_ or []),
-        "rounds": rounds,
-        "participation": participation,
-        "eval_every": eval_every,
+        **fields,
         "deadline": deadline,
         "minimum": minimum,
         "wait": wait,
@@ -159,6 +149,8 @@ def run(
 def status(folder: Project) -> None:
     """Show whose nodes are there, and every run with its last round and latest events."""
     _need_flower()
+    from rich.table import Table
+
     from coterie.federation import agreement
     from coterie.runs.storage import MetricsLog, events, read_config, read_summary
 
@@ -178,7 +170,7 @@ def status(folder: Project) -> None:
         word = "finished" if read_summary(path) else "not finished"
         config = read_config(path)
         out.print(
-            f"{path}: {config['algorithm']}, round {done} of {config['rounds']}, {word}",
+            f"{path}: {registry.title(config['algorithm'])}, round {done} of {config['rounds']}, {word}",
             highlight=False,
             soft_wrap=True,
         )
@@ -189,6 +181,8 @@ def status(folder: Project) -> None:
 @app.command()
 def models(folder: NodeFolder) -> None:
     """Show a node's own models with their metrics."""
+    from rich.table import Column, Table
+
     from coterie.federation import project
 
     table = Table(Column("model", overflow="fold"), "method", "kind", "round", "test")
@@ -198,7 +192,8 @@ def models(folder: NodeFolder) -> None:
         assert isinstance(measured, dict)
         test = measured.get(facts["kind"], {}).get("test", {})
         shown = ", ".join(f"{name} {value:.4f}" for name, value in test.items() if value is not None)
-        table.add_row(str(path), str(facts["algorithm"]), str(facts["kind"]), str(facts["round"]), shown)
+        method = registry.title(str(facts["algorithm"]))
+        table.add_row(str(path), method, str(facts["kind"]), str(facts["round"]), shown)
     out.print(table)
     if spent:
         last, together = ("unbounded" if each is None else f"{each:.4g}" for each in spent.values())
@@ -225,17 +220,13 @@ def describe(
 
 
 @app.command()
-def wire(
-    algorithm: Annotated[str, typer.Argument(metavar="METHOD", help="A method's name.")],
-    set_: Annotated[
-        Optional[list[str]], typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")  # noqa: UP045
-    ] = None,
-) -> None:
+@with_fields("settings")
+def wire(algorithm: Method, fields: dict[str, Any]) -> None:
     """Show what crosses the wire when a method runs, as observed by playing it."""
-    from coterie.cli.app import parse_settings
+    registry.check(algorithm)
     from coterie.federation.schema_table import LETTERS, lines, markdown
 
-    text = markdown(lines(algorithm, parse_settings(set_ or [])))
+    text = markdown(lines(algorithm, fields["settings"]))
     out.print(text, markup=False, highlight=False, soft_wrap=True)
     out.print("\n" + "; ".join(f"{letter}: {words}" for letter, words in LETTERS.items()), soft_wrap=True)
 
@@ -265,13 +256,13 @@ def _new_run(folder: Path, algorithm: str) -> Path:
 
 
 def _submit(folder: Path, plan: Plan, path: Path) -> None:
-    """Hand the plan to Flower, then tell what happens until the run is over."""
+    """Hand the plan to Flower, then print what happens until the run is over."""
     from coterie.federation.monitor import RunMonitor
     from coterie.runs.storage import read_summary
     from coterie.runs.storage.atomic_files import write_text
 
     watch = RunMonitor(path, plan.rounds)
-    # Its own for each submission: what a second one for the same run is told must not be taken for the first one's.
+    # One file for each submission: an error of a second one for the same run must not be taken for one of the first.
     plan_file = folder / "server" / "plans" / f"{path.name}-{secrets.token_hex(4)}.yaml"
     failed = plan_file.with_suffix(".error")
     write_text(plan_file, yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False))
@@ -293,7 +284,7 @@ def _submit(folder: Path, plan: Plan, path: Path) -> None:
 
 
 def _follow(control: Control, run_id: int, watch: RunMonitor, path: Path, failed: Path) -> None:
-    """Tell what happens until the run is over; Ctrl-C stops it."""
+    """Print what happens until the run is over; Ctrl-C stops it."""
     try:
         for _ in _waiting(control, run_id, (path / "summary.json", failed)):
             for line in watch.new_lines():

@@ -1,24 +1,23 @@
-"""Commands that say what there is."""
+"""Commands that list what there is; each imports no more than what it lists."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Optional
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
-from coterie import data, models
 from coterie.algorithms import registry
-from coterie.algorithms.base import Algorithm
 from coterie.cli.console import out
-from coterie.data import partitions
+from coterie.data.partitions.registry import SCHEMES
+from coterie.data.registry import SOURCES
 from coterie.errors import UnknownName
-from coterie.evaluation import METRICS
+from coterie.models import registry as model_registry
 from coterie.options import allowed, plain
-from coterie.simulation import attacks
+from coterie.simulation.attack_registry import ATTACKS
+
+if TYPE_CHECKING:
+    from coterie.algorithms.base import Algorithm
 
 app = typer.Typer(
     help="List algorithms, data, partitions, models, attacks or metrics, with their parameters.", no_args_is_help=True
@@ -37,11 +36,17 @@ def _outputs(algorithm: type[Algorithm]) -> str:
 
 
 def _heading(name: str, about: str, *facts: str) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
     out.print(Text.assemble((name, "bold"), "  ", " · ".join(fact for fact in facts if fact)))
     out.print(Padding(Text(about), (0, 0, 0, 3)))
 
 
 def _parameters(rows: Iterable[tuple[str, str, str, str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table.grid(padding=(0, 2))
     for name, default, values, text in rows:
         setting = name if default == "" else f"{name}={default}"
@@ -51,7 +56,7 @@ def _parameters(rows: Iterable[tuple[str, str, str, str]]) -> None:
     out.print()
 
 
-def _chosen(kind: str, name: str | None, known: Sequence[str]) -> list[str]:
+def _chosen(kind: str, name: str | None, known: Collection[str]) -> list[str]:
     if name is None:
         return list(known)
     if name not in known:
@@ -75,9 +80,8 @@ def algorithms(name: Name = None) -> None:
 @app.command(name="data")
 def data_sets(name: Name = None) -> None:
     """Show data sets, with their sizes and options."""
-    known = {info.name: info for info in data.describe()}
-    for each in _chosen("data set", name, list(known)):
-        info = known[each]
+    for each in _chosen("data set", name, SOURCES):
+        info = SOURCES[each].describe()
         facts = (f"{info.samples} samples", info.shape, f"{info.classes} classes", info.obtained, info.citation)
         _heading(each, info.doc, *facts)
         _parameters((option.name, option.default, option.allowed, option.doc) for option in info.options)
@@ -85,38 +89,42 @@ def data_sets(name: Name = None) -> None:
 
 @app.command(name="partitions")
 def partition_schemes(name: Name = None) -> None:
-    """Show ways to deal samples out to clients."""
-    known = {info.name: info for info in partitions.describe()}
-    for each in _chosen("partition", name, list(known)):
-        info = known[each]
-        _heading(each, info.doc, info.citation)
-        _parameters((option.name, option.default, option.allowed, option.doc) for option in info.parameters)
+    """Show the ways to divide samples among clients."""
+    for each in _chosen("partition", name, SCHEMES):
+        scheme = SCHEMES[each]
+        _heading(each, scheme.summary(), scheme.citation)
+        _parameters((option.name, option.default, option.allowed, option.doc) for option in scheme.parameters())
 
 
 @app.command(name="models")
 def model_shapes(name: Name = None) -> None:
     """Show models, with their layers and parameter counts."""
-    known = {info.name: info for info in models.describe()}
-    for each in _chosen("model", name, list(known)):
-        info = known[each]
-        shape = "x".join(map(str, info.input_shape))
-        _heading(each, info.layers, f"{info.parameters:,} parameters on {shape}", info.source)
-        _parameters((option, plain(default), "", "") for option, default in info.options.items())
+    chosen = _chosen("model", name, model_registry.names())
+    for info in model_registry.describe():
+        if info.name in chosen:
+            shape = "x".join(map(str, info.input_shape))
+            _heading(info.name, info.layers, f"{info.parameters:,} parameters on {shape}", info.source)
+            _parameters((option, plain(default), "", "") for option, default in info.options.items())
 
 
 @app.command(name="attacks")
 def attack_kinds(name: Name = None) -> None:
     """Show attacks, with their options."""
-    known = {info.name: info for info in attacks.describe()}
-    for each in _chosen("attack", name, list(known)):
-        _heading(each, known[each].summary)
-        _parameters((option, plain(default), "", "") for option, default in known[each].options.items())
+    chosen = _chosen("attack", name, ATTACKS)
+    from coterie.simulation import attacks
+
+    for info in attacks.describe():
+        if info.name in chosen:
+            _heading(info.name, info.summary)
+            _parameters((option, plain(default), "", "") for option, default in info.options.items())
 
 
 @app.command(name="metrics")
 def metric_names(name: Name = None) -> None:
     """Show metrics, with the tasks they fit."""
-    for each in _chosen("metric", name, list(METRICS)):
+    from coterie.evaluation import METRICS
+
+    for each in _chosen("metric", name, METRICS):
         metric = METRICS[each]
         better = "more is better" if metric.higher_is_better else "less is better"
         _heading(each, metric.summary, ", ".join(sorted(metric.tasks)), better)

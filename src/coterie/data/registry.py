@@ -4,45 +4,33 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pooch
-
-from coterie.data.archives import Archived
-from coterie.data.cifar import Cifar10, Cifar100
-from coterie.data.dataset import DataInfo, Dataset, Source
-from coterie.data.digits import Digits
-from coterie.data.download import DataStatus, fetch_source, status_of
-from coterie.data.emnist import Emnist
-from coterie.data.femnist import Femnist
-from coterie.data.folder import FolderSource
-from coterie.data.function import FunctionSource
-from coterie.data.medical_mnist import MedicalMnist
-from coterie.data.mnist import FashionMnist, Mnist
-from coterie.data.npz import NpzSource
-from coterie.data.synthetic import Synthetic
-from coterie.data.table import TableSource
 from coterie.errors import UnknownName
+from coterie.lazy import Registry
 from coterie.options import resolve
 
-SOURCES: dict[str, type[Source]] = {
-    source.name: source
-    for source in (
-        Digits,
-        Synthetic,
-        Mnist,
-        FashionMnist,
-        Emnist,
-        Cifar10,
-        Cifar100,
-        MedicalMnist,
-        Femnist,
-        FolderSource,
-        NpzSource,
-        TableSource,
-        FunctionSource,
-    )
-}
+if TYPE_CHECKING:
+    from coterie.data.dataset import DataInfo, Dataset, Source
+    from coterie.data.download import DataStatus
+
+SOURCES: Registry[type[Source]] = Registry(
+    {
+        "digits": "coterie.data.digits:Digits",
+        "synthetic": "coterie.data.synthetic:Synthetic",
+        "mnist": "coterie.data.mnist:Mnist",
+        "fashion_mnist": "coterie.data.mnist:FashionMnist",
+        "emnist": "coterie.data.emnist:Emnist",
+        "cifar10": "coterie.data.cifar:Cifar10",
+        "cifar100": "coterie.data.cifar:Cifar100",
+        "medical_mnist": "coterie.data.medical_mnist:MedicalMnist",
+        "femnist": "coterie.data.femnist:Femnist",
+        "folder": "coterie.data.folder:FolderSource",
+        "npz": "coterie.data.npz:NpzSource",
+        "table": "coterie.data.table:TableSource",
+        "import": "coterie.data.function:FunctionSource",
+    }
+)
 
 
 def names() -> list[str]:
@@ -80,7 +68,12 @@ def data_folder(data_dir: Path | None = None) -> Path:
     Path
         The folder, which need not exist yet.
     """
-    return Path(data_dir or os.environ.get("COTERIE_DATA") or pooch.os_cache("coterie")).expanduser()
+    given = data_dir or os.environ.get("COTERIE_DATA")
+    if given:
+        return Path(given).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("coterie")).expanduser()
 
 
 def load(name: str, *, data_dir: Path | None = None, seed: int = 0, **options: Any) -> Dataset:
@@ -130,7 +123,10 @@ def fetch(name: str, data_dir: Path | None = None, progress: bool = True) -> Pat
     Path
         The folder that holds it.
     """
-    return fetch_source(_source(name), data_folder(data_dir), progress)
+    source = _source(name)
+    from coterie.data.download import fetch_source
+
+    return fetch_source(source, data_folder(data_dir), progress)
 
 
 def status(data_dir: Path | None = None, name: str | None = None) -> list[DataStatus]:
@@ -149,6 +145,8 @@ def status(data_dir: Path | None = None, name: str | None = None) -> list[DataSt
         One for each name.
     """
     sources = list(SOURCES.values()) if name is None else [_source(name)]
+    from coterie.data.download import status_of
+
     return [status_of(source, data_folder(data_dir)) for source in sources]
 
 
@@ -168,6 +166,8 @@ def absent(name: str, data_dir: Path | None = None) -> str:
         What is missing and how to come by it, one sentence; empty if nothing is.
     """
     source = resolve("data set", name, SOURCES)
+    from coterie.data.archives import Archived
+
     return source.absent(data_folder(data_dir)) if isinstance(source, Archived) else ""
 
 

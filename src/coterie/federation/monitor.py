@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from coterie.runs.storage import MetricsLog, TimingsLog, events
+from coterie.units import format_bytes
 
 _MODELS = ("personal", "global", "hybrid")
 
@@ -67,15 +68,7 @@ class RunMonitor:
 
     def _round_line(self, number: int, seconds: float, facts: Mapping[str, float]) -> str:
         words = [f"{int(facts['wire_replies'])} nodes replied"] if "wire_replies" in facts else []
-        words += [f"{_size(facts[f'wire_{way}'])} {way}" for way in ("down", "up") if f"wire_{way}" in facts]
+        words += [f"{format_bytes(facts[f'wire_{way}'])} {way}" for way in ("down", "up") if f"wire_{way}" in facts]
         words += [f"{seconds:.1f} s"]
         words += [f"epsilon {facts['epsilon']:.4g}"] if "epsilon" in facts else []
         return f"round {number} of {self._rounds}: {', '.join(words)}"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import nn
 
 from coterie import user_code
 from coterie.errors import ConfigError, CoterieError, ModelError, UnknownName
-from coterie.models import convolutional, dense, residual
-from coterie.models.network import Network
 from coterie.user_code import IMPORT
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from coterie.models.network import Network
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,18 @@ class ModelDescription:
 
 @dataclass(frozen=True)
 class _ModelEntry:
-    builder: Callable[..., Network]
+    module: str
+    name: str
     layers: str
     input_shape: tuple[int, ...]
     outputs: int
     source: str
 
     @property
-    def name(self) -> str:
-        return self.builder.__name__
+    def builder(self) -> Callable[..., Network]:
+        """The function of the model's name, imported when the model is first wanted."""
+        builder: Callable[..., Network] = getattr(importlib.import_module(f"coterie.models.{self.module}"), self.name)
+        return builder
 
     @property
     def options(self) -> dict[str, object]:
@@ -72,80 +78,90 @@ _GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
 _ENTRIES = {
     entry.name: entry
     for entry in (
-        _ModelEntry(dense.linear, "784-10", _GREY, 10, "FLAME, conference version"),
+        _ModelEntry("dense", "linear", "784-10", _GREY, 10, "FLAME, conference version"),
         _ModelEntry(
-            dense.mlp, "784-200-10 ReLU; widths by hidden=", _GREY, 10, "McMahan et al. 2017, one hidden layer"
+            "dense", "mlp", "784-200-10 ReLU; widths by hidden=", _GREY, 10, "McMahan et al. 2017, one hidden layer"
         ),
-        _ModelEntry(dense.mlp2, "784-128-64-10 ReLU", _GREY, 10, "FLAME, MNIST and Fashion-MNIST"),
-        _ModelEntry(dense.mlp_fedpg, "784-200-200-10 ReLU", _GREY, 10, "FedPG, Fashion-MNIST"),
+        _ModelEntry("dense", "mlp2", "784-128-64-10 ReLU", _GREY, 10, "FLAME, MNIST and Fashion-MNIST"),
+        _ModelEntry("dense", "mlp_fedpg", "784-200-200-10 ReLU", _GREY, 10, "FedPG, Fashion-MNIST"),
         _ModelEntry(
-            convolutional.cnn_cifar_flame,
+            "convolutional",
+            "cnn_cifar_flame",
             "conv 3x3 16, pool 2, conv 3x3 32, pool 2, fc 128, fc 10",
             _COLOUR,
             10,
             "FLAME, CIFAR-10",
         ),
         _ModelEntry(
-            convolutional.cnn_mmnist,
+            "convolutional",
+            "cnn_mmnist",
             "conv 3x3 32, pool 2, conv 3x3 16, pool 2, dropout 0.2, fc 64, fc 6",
             (3, 64, 64),
             6,
             "FLAME, Medical MNIST",
         ),
         _ModelEntry(
-            convolutional.cnn_femnist,
+            "convolutional",
+            "cnn_femnist",
             "conv 7x7 32, pool 2, conv 3x3 64, pool 2, fc 62",
             _GREY,
             62,
             "FLAME, FEMNIST (head=62 with its ten digits)",
         ),
         _ModelEntry(
-            convolutional.cnn_mcmahan,
+            "convolutional",
+            "cnn_mcmahan",
             "conv 5x5 32, pool 2, conv 5x5 64, pool 2, fc 512, fc 10",
             _GREY,
             10,
             "McMahan et al. 2017; FedAMP, MNIST-like data",
         ),
         _ModelEntry(
-            convolutional.cnn_cifar_fedpg,
+            "convolutional",
+            "cnn_cifar_fedpg",
             "conv 5x5 64, pool 2, conv 5x5 64, pool 2, fc 384, dropout 0.2, fc 192, dropout 0.5, fc 10",
             _COLOUR,
             10,
             "FedPG, CIFAR-10",
         ),
         _ModelEntry(
-            convolutional.cnn_small, "conv 3x3 16, conv 3x3 32, pool 2, fc 64, fc 10", (1, 8, 8), 10, "8x8 digits"
+            "convolutional", "cnn_small", "conv 3x3 16, conv 3x3 32, pool 2, fc 64, fc 10", (1, 8, 8), 10, "8x8 digits"
         ),
         _ModelEntry(
-            convolutional.cnn_pfl,
+            "convolutional",
+            "cnn_pfl",
             "conv 3x3 32, conv 3x3 64, pool 2, dropout 0.25, fc 128, dropout 0.5, fc 10",
             _COLOUR,
             10,
             "pfl-research, CIFAR-10 benchmark",
         ),
         _ModelEntry(
-            convolutional.cnn_pfllib,
+            "convolutional",
+            "cnn_pfllib",
             "conv 5x5 32, pool 2, conv 5x5 64, pool 2, fc 512, fc 10",
             _GREY,
             10,
             "PFLlib, Fashion-MNIST",
         ),
         _ModelEntry(
-            residual.nfresnet18_fedpg,
+            "residual",
+            "nfresnet18_fedpg",
             "scaled standardised conv 3x3 64, pool 3/2, 2 blocks each of 16, 32, 64, mean, fc 100",
             _COLOUR,
             100,
             "FedPG, CIFAR-100",
         ),
         _ModelEntry(
-            residual.nfresnet18_full,
+            "residual",
+            "nfresnet18_full",
             "scaled standardised conv 3x3 64, pool 3/2, 2 blocks each of 64, 128, 256, 512, mean, fc 100",
             _COLOUR,
             100,
             "Brock et al. 2021, with FedPG's stem",
         ),
         _ModelEntry(
-            residual.resnet18_gn,
+            "residual",
+            "resnet18_gn",
             "conv 7x7/2 64, pool 3/2 (or conv 3x3 64), 2 blocks each of 64, 128, 256, 512, mean, fc 100; GroupNorm 32",
             _COLOUR,
             100,
@@ -174,6 +190,8 @@ def describe() -> tuple[ModelDescription, ...]:
     tuple of Description
         One for each name; parameters are counted on the model itself, which is built without storage.
     """
+    import torch
+
     out = []
     for entry in _ENTRIES.values():
         with torch.device("meta"):
@@ -189,6 +207,9 @@ def describe() -> tuple[ModelDescription, ...]:
 
 def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: object) -> Network | nn.Module:
     """Build a model, initialised from PyTorch's current generator.
+
+    A model or option that does not exist is an :class:`~coterie.errors.UnknownName`, a malformed option a
+    :class:`~coterie.errors.ConfigError`, an input that does not fit a :class:`~coterie.errors.ModelError`.
 
     Parameters
     ----------
@@ -208,12 +229,6 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: obje
     Network or nn.Module
         The model.
 
-    Raises
-    ------
-    UnknownName
-        If there is no such model or option; a malformed option is a :class:`ConfigError`, an input that does not fit
-        a :class:`ModelError`.
-
     Examples
     --------
     >>> sum(p.numel() for p in build("mlp:hidden=128-64", (1, 28, 28), 10).parameters())
@@ -226,10 +241,16 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: obje
         target, _, text = rest.partition(":")
         given = {key: _literal(value) for key, value in _options(name, text).items()}
         return _imported(module, target, shape, outputs, {**given, **options})
-    if kind not in _ENTRIES:
-        raise UnknownName("model", kind, [*_ENTRIES, f"{IMPORT}package.module:Class"])
+    check_name(name)
     entry = _ENTRIES[kind]
     return entry.builder(shape, outputs, **_validated(entry, {**_options(name, rest), **options}))
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no model has, before anything is imported; options after a colon may follow it."""
+    kind = name.partition(":")[0]
+    if not name.startswith(IMPORT) and kind not in _ENTRIES:
+        raise UnknownName("model", kind, [*_ENTRIES, f"{IMPORT}package.module:Class"])
 
 
 def _options(name: str, text: str) -> dict[str, str]:
@@ -268,6 +289,8 @@ def _literal(text: str) -> object:
 def _imported(
     module: str, target: str, shape: tuple[int, ...], outputs: int, options: Mapping[str, object]
 ) -> nn.Module:
+    from torch import nn
+
     where = f"{IMPORT}{module}:{target}"
     maker = user_code.load(
         "model",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.algorithms import registry
+from coterie.config import fields as config_fields
 from coterie.errors import CoterieError
-from coterie.results._config_fields import config_fields
 from coterie.results.figures import Line
 from coterie.simulation import attacks
 

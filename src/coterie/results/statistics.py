@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from coterie import evaluation
+from coterie.config import fields as config_fields
 from coterie.errors import ConfigError
 from coterie.evaluation import OverSeeds, PairedTest
-from coterie.results._config_fields import config_fields
 from coterie.results.result import Result
 
 At = Literal["final", "best", "best_oracle"]

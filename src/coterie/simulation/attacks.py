@@ -33,6 +33,7 @@ from coterie.compute.engine import Call
 from coterie.errors import ConfigError, UnknownName
 from coterie.randomness import fold_in, keys, normal, stream, uniform
 from coterie.rows import Rows, put_rows
+from coterie.simulation.attack_registry import ATTACKS
 
 _BLOCK_ELEMENTS = 2**22
 _PURPOSES = ("round", "personalise", "adapt", "adapt personalise")
@@ -257,9 +258,6 @@ class LabelPoisoning(Attack):
         return poisoned
 
 
-_ATTACKS: dict[str, type[Attack]] = {attack.kind: attack for attack in (SameValue, SignFlip, Gaussian, LabelPoisoning)}
-
-
 @dataclass(frozen=True)
 class Description:
     """An attack in words.
@@ -287,7 +285,7 @@ def names() -> tuple[str, ...]:
     tuple of str
         The names.
     """
-    return tuple(_ATTACKS)
+    return tuple(ATTACKS)
 
 
 def describe() -> tuple[Description, ...]:
@@ -304,7 +302,7 @@ def describe() -> tuple[Description, ...]:
             attack.summary,
             {key: field.default for key, field in attack.model_fields.items() if not field.is_required()},
         )
-        for name, attack in _ATTACKS.items()
+        for name, attack in ATTACKS.items()
     )
 
 
@@ -335,9 +333,9 @@ def parse(text: str) -> Attack:
     Gaussian(fraction=0.2, variance=1.0)
     """
     kind, _, rest = text.partition(":")
-    if kind not in _ATTACKS:
-        raise UnknownName("attack", kind, _ATTACKS)
-    attack = _ATTACKS[kind]
+    if kind not in ATTACKS:
+        raise UnknownName("attack", kind, ATTACKS)
+    attack = ATTACKS[kind]
     fraction, *pairs = rest.split(",")
     settings = {"fraction": fraction.strip()}
     for pair in pairs:

@@ -14,10 +14,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from coterie.errors import CoterieWarning
+
 Vector = npt.NDArray[np.float64]
 
 
-class TrackerWarning(UserWarning):
+class TrackerWarning(CoterieWarning):
     """A tracker failed and receives nothing more; the run continues."""
 
 

@@ -14,7 +14,6 @@ from coterie import api
 from coterie.config import from_yaml
 from coterie.errors import RunFolderError
 from coterie.results import Result
-from coterie.results._byte_units import format_bytes
 from coterie.results.figures import HeatMap, Line, Panels
 from coterie.results.labels import lines_of
 from coterie.results.report import tables
@@ -259,13 +258,6 @@ def test_a_federation_is_repeated_by_its_own_command(tmp_path: Path) -> None:
     assert "up with overhead" in markup(found["costs"]) and '<td class="number">4.5 MB</td>' in markup(found["costs"])
     simulated = made(write_run(tmp_path / "other").path)["costs"]
     assert "overhead" not in markup(simulated)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (2_345_678, "2.35 MB"), (5e12, "5 TB")]
-)
-def test_sizes(count: float, text: str) -> None:
-    assert format_bytes(count) == text
 
 
 def test_a_method_of_the_users_has_its_title_while_its_file_is_there(tmp_path: Path) -> None:

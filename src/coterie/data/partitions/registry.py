@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from coterie.data.partitions.dirichlet import Dirichlet, HybridSkew, Quantity
-from coterie.data.partitions.groups import Groups
-from coterie.data.partitions.iid import Iid, Quality
-from coterie.data.partitions.label_skew import Pathological, QLabel, Shards
-from coterie.data.partitions.natural import Natural
-from coterie.data.partitions.scheme import Scheme
+from coterie.lazy import Registry
 from coterie.options import Parameter, resolve
 
-SCHEMES: dict[str, type[Scheme]] = {
-    scheme.name: scheme
-    for scheme in (Iid, Shards, Pathological, QLabel, Dirichlet, Quantity, Quality, Natural, HybridSkew, Groups)
-}
+if TYPE_CHECKING:
+    from coterie.data.partitions.scheme import Scheme
+
+SCHEMES: Registry[type[Scheme]] = Registry(
+    {
+        "iid": "coterie.data.partitions.iid:Iid",
+        "shards": "coterie.data.partitions.label_skew:Shards",
+        "pathological": "coterie.data.partitions.label_skew:Pathological",
+        "q_label": "coterie.data.partitions.label_skew:QLabel",
+        "dirichlet": "coterie.data.partitions.dirichlet:Dirichlet",
+        "quantity": "coterie.data.partitions.dirichlet:Quantity",
+        "quality": "coterie.data.partitions.iid:Quality",
+        "natural": "coterie.data.partitions.natural:Natural",
+        "hybrid": "coterie.data.partitions.dirichlet:HybridSkew",
+        "groups": "coterie.data.partitions.groups:Groups",
+    }
+)
 """The schemes by name."""
 
 

@@ -13,9 +13,9 @@ import pandas as pd
 import torch
 
 from coterie import evaluation
-from coterie.results._byte_units import byte_unit
 from coterie.results.figures.charts import Axis, Panel, Panels, Series
 from coterie.results.figures.line_styles import Style
+from coterie.units import bytes_unit
 
 SHOWN = ("personal", "global", "hybrid", "newcomer")
 """Models of which figures speak, in their order; what was chosen on test data is none of them."""
@@ -139,7 +139,7 @@ def traffic(metrics: pd.DataFrame, styles: Mapping[str, Style]) -> Panels | None
     if not bool((wire["value"] > 0).any()):
         return None
     means = over_runs(wire, ["metric", "line", "round"])
-    by, unit = byte_unit(float(means["mean"].max()))
+    by, unit = bytes_unit(float(means["mean"].max()))
     means = means.assign(mean=means["mean"] / by, std=means["std"] / by)
     titles = {"bytes_up": "from clients to the server", "bytes_down": "from the server to clients"}
     return Panels(

@@ -13,11 +13,11 @@ import numpy as np
 import yaml
 
 from coterie.results import MODELS
-from coterie.results._byte_units import format_bytes
 from coterie.results.figures import Line
 from coterie.results.report.elements import Markup, table
 from coterie.results.report.sources import ReportData
 from coterie.tables import ABSENT, Cell, Row, Table, numbers, words
+from coterie.units import format_bytes
 
 _MISSING = object()
 _SETTINGS = "settings."
