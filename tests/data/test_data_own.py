@@ -108,9 +108,9 @@ def test_npz_of_vectors_for_regression(tmp_path: Path) -> None:
     [
         ({"y": [0, 1]}, "", "no array 'x'"),
         ({"x": [[1.0]]}, "", "no array 'y'"),
-        ({"x": [[1.0], [2.0]], "y": [0, 1, 1]}, "", "one entry a sample"),
-        ({"x": [[1.0], [2.0]], "y": [0, 1], "client": [1]}, "", "one entry a sample"),
-        ({"x": [1.0, 2.0], "y": [0, 1]}, "", "a row a sample"),
+        ({"x": [[1.0], [2.0]], "y": [0, 1, 1]}, "", "one entry for each sample"),
+        ({"x": [[1.0], [2.0]], "y": [0, 1], "client": [1]}, "", "one entry for each sample"),
+        ({"x": [1.0, 2.0], "y": [0, 1]}, "", "one row for each sample"),
         ({"x": [["a"], ["b"]], "y": [0, 1]}, "", "not numbers"),
         ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "", "missing or infinite"),
         ({"x": [[1.0], [2.0]], "y": [0.5, 1]}, "", "task=regression"),

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.tracking.reading import events as logged
-from tests.tracking.reading import series
 from typer.testing import CliRunner
 
 from coterie.cli.app import app
@@ -22,6 +20,8 @@ from coterie.runs.storage import events
 from coterie.tracking.tensorboard import TensorBoard
 from tests.federation.grid import Dying, make_federation
 from tests.small_runs import Killed
+from tests.tracking.event_files import events as logged
+from tests.tracking.event_files import series
 
 ROUNDS = 3
 PLAN = Plan(algorithm="fedacs", rounds=ROUNDS, wait=0.0, track=("tensorboard",))

@@ -260,7 +260,7 @@ def test_what_is_told_of_a_run_that_is_stopped(tmp_path: Path) -> None:
     assert second.told == [("begin", 2), *rounds[2:], ("end", 5)]
 
 
-def test_a_bookmark_knows_what_was_told(tmp_path: Path) -> None:
+def test_reported_rounds_are_remembered(tmp_path: Path) -> None:
     first = ReportedRounds(tmp_path, "mlflow")
     assert first.run is None and first.is_new(1)
     first.begin("abc")

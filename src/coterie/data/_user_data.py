@@ -58,7 +58,8 @@ def encode_labels(values: npt.NDArray[Any], task: TaskKind, where: str) -> tuple
         raise DataError(f"the labels in {where} are fractions: give task=regression, or whole numbers or texts")
     names, codes = np.unique(values, return_inverse=True)
     if len(names) < 2 or (task == "binary" and len(names) != 2):
-        raise DataError(f"the labels in {where} have {len(names)} different values, too few or many for a {task} task")
+        needed = "2 classes" if task == "binary" else "at least 2 classes"
+        raise DataError(f"a {task} task needs {needed}, but the labels in {where} have {len(names)} different values")
     shown = [str(int(name)) if np.issubdtype(values.dtype, np.floating) else str(name) for name in names]
     return torch.from_numpy(codes.astype(np.int64)), tuple(shown)
 

@@ -84,7 +84,7 @@ def fetch_source(source: type[Source], data: Path, progress: bool) -> Path:
         _fetch(source, download, data, progress)
     missing, damaged = source.faults(data)
     if missing or damaged:
-        raise DataError(f"the data set {source.name!r} is still not whole: {(*damaged, *missing)[0]}")
+        raise DataError(f"the data set {source.name!r} is still incomplete: {(*damaged, *missing)[0]}")
     return data / source.folder
 
 
@@ -142,7 +142,9 @@ def _resume(url: str, part: Path, report: Report) -> None:
             return
         except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
             if attempt == _ATTEMPTS:
-                raise DataError(f"{url} broke off ({error}); what is there is kept, so try again") from None
+                raise DataError(
+                    f"the download of {url} broke off ({error}): try again, and it continues from there"
+                ) from None
         except urllib.error.HTTPError as error:
             with error:
                 raise DataError(f"{url} answers {error.code} {error.reason}") from None

@@ -43,7 +43,9 @@ class NpzSource(UserSource):
                 raise DataError(f"the file {path} has no array {key!r}")
         counts = {key: len(np.atleast_1d(array)) for key, array in arrays.items()}
         if len(set(counts.values())) > 1 or arrays["y"].ndim != 1:
-            raise DataError(f"the arrays of {path} must have one entry a sample, y in one dimension, not {counts}")
+            raise DataError(
+                f"the arrays of {path} must have one entry for each sample, and y one dimension, but have {counts}"
+            )
         x = self._inputs(arrays.pop("x"), path)
         y, classes = encode_labels(arrays["y"], self.task, str(path))
         owner = encode_owner(arrays["client"]) if "client" in arrays else None
@@ -58,5 +60,5 @@ class NpzSource(UserSource):
             if not np.isfinite(x).all():
                 raise DataError(f"a number in the array 'x' of {path} is missing or infinite")
         if x.ndim < 2:
-            raise DataError(f"the array 'x' of {path} has shape {x.shape}, but needs a row a sample")
+            raise DataError(f"the array 'x' of {path} has shape {x.shape}, but needs one row for each sample")
         return torch.from_numpy(x[:, None] if x.ndim == 3 else x)

@@ -77,7 +77,7 @@ class TableSource(UserSource):
             raise DataError(f"the table {path} cannot be read: {error}") from None
         frame.columns = [str(column) for column in frame.columns]
         if frame.columns.duplicated().any():
-            raise DataError(f"the table {path} has two columns of one name")
+            raise DataError(f"the table {path} has two columns of the same name")
         return frame
 
     def _features(self, frame: pd.DataFrame, path: Path) -> tuple[Tensor, list[bool], list[str]]:
