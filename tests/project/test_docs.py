@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import glob
 import importlib.util
 import io
@@ -321,6 +322,24 @@ def test_the_rooms_are_those_of_the_import_contract() -> None:
     listed = {path.stem for path in (ROOT / "src/coterie").iterdir() if path.suffix == ".py" or path.is_dir()}
     assert set(written) == listed - {"__init__", "__pycache__"}
     assert [level[room] for room in written] == sorted(level.values())
+
+
+def defined(path: Path) -> set[str]:
+    """The functions, classes and methods of a file."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+    return found
+
+
+def test_the_walk_of_a_run_is_where_it_says() -> None:
+    walk = section("CONTRIBUTING.md", "The walk of a run")
+    steps = re.findall(r"^\|[ \d]*\| `(src/[\w/]+\.py)` \| `([\w.]+)` \|", walk, re.M)
+    assert len(steps) == sum(line.startswith("|") for line in walk.splitlines()) - 4  # two headers with their lines
+    assert [f"{name} is not in {path}" for path, name in steps if name not in defined(ROOT / path)] == []
 
 
 WORDS = (

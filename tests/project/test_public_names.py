@@ -15,6 +15,7 @@ from typing import Any
 
 import pydantic
 import pytest
+import torch
 
 import coterie
 from tests.project.test_site import ROOMS, public_names
@@ -92,6 +93,10 @@ def of_member(what: str, each: type, name: str, value: Any) -> Iterator[str]:
     base = next((getattr(other, name) for other in each.__mro__[1:] if hasattr(other, name)), None)
     if base is not None and inspect.getdoc(base) and parameters(base, True) == parameters(function, True):
         return  # the method of a base is documented, and this is one way to do what it says
+    if name == "forward" and issubclass(each, torch.nn.Module):
+        told = documented(function.__doc__ or "")  # from inputs to outputs: there need not be a list of them
+        yield from missing(what, function.__doc__, told & parameters(function, True))
+        return
     yield from of_function(what, function, method=bound or not isinstance(value, staticmethod))
 
 

@@ -106,7 +106,23 @@ class MessageAttack(Attack):
         return out
 
     @abstractmethod
-    def corrupt(self, values: Tensor, name: str, key: Tensor) -> Tensor: ...
+    def corrupt(self, values: Tensor, name: str, key: Tensor) -> Tensor:
+        """Make what attackers send of one tensor of their replies.
+
+        Parameters
+        ----------
+        values
+            The tensor as they would send it honestly, a row for each attacker; left as it is.
+        name
+            The tensor's name in the reply.
+        key
+            A key of its own for each attacker and exchange.
+
+        Returns
+        -------
+        Tensor
+            What is sent, of the same shape.
+        """
 
     def _draw(self, values: Tensor, key: Tensor) -> Tensor:
         """One number for each client, the same for all tensors of its reply, shaped to broadcast over this one."""
