@@ -11,7 +11,7 @@ TaskName = Literal["multiclass", "binary", "regression"]
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskFacts:
     """What follows from a task.
 
     ``loss`` and ``metric`` are what is used where the configuration names no other; ``fixed_classes`` is how many
@@ -31,9 +31,9 @@ class Task:
         return classes if self.fixed_classes is None else 1
 
 
-TASKS: Mapping[str, Task] = {
-    "multiclass": Task("cross_entropy", "accuracy", None),
-    "binary": Task("binary", "accuracy", 2),
-    "regression": Task("squared_error", "rmse", 0),
+TASKS: Mapping[str, TaskFacts] = {
+    "multiclass": TaskFacts("cross_entropy", "accuracy", None),
+    "binary": TaskFacts("binary", "accuracy", 2),
+    "regression": TaskFacts("squared_error", "rmse", 0),
 }
 """The tasks by name."""

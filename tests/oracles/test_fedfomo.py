@@ -17,7 +17,7 @@ from coterie.algorithms.fedfomo import FedFomo
 from coterie.compute.engine import Call
 from coterie.randomness import stream
 from coterie.rows import Layout
-from coterie.simulation.exchange import Attacked
+from coterie.simulation.exchange import AttackedExchange
 from coterie.simulation.simulation import Simulation
 from tests.support import everyone, linear_regression, play, samples_of, simulate
 
@@ -297,7 +297,7 @@ def test_only_those_who_replied_change_what_the_server_knows() -> None:
 
 def test_claims_that_are_no_weights_count_as_none() -> None:
     simulation = make(candidates=2)
-    simulation.exchange = Attacked(
+    simulation.exchange = AttackedExchange(
         simulation.exchange,
         lambda rows, clients, call: rows | {"raw": torch.tensor([[-1.0, torch.nan]]).double().expand(5, -1)},
     )

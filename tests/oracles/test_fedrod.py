@@ -13,7 +13,7 @@ from coterie.compute.engine import Call
 from coterie.errors import ModelError
 from coterie.models import Network
 from coterie.randomness import stream, torch_stream
-from coterie.simulation.exchange import Attacked
+from coterie.simulation.exchange import AttackedExchange
 from coterie.simulation.simulation import Simulation
 from tests.support import classification, everyone, play, samples_of, simulate, small_model
 
@@ -195,7 +195,7 @@ def test_personal_heads_do_not_touch_the_generic_branch_and_never_leave() -> Non
     quiet, loud = make(), make()
     loud.clients.rows["phi"] += 7.0
     sent: list[Tensor] = []
-    loud.exchange = Attacked(loud.exchange, lambda rows, clients, call: sent.append(rows["w"]) or rows)  # type: ignore[func-returns-value]
+    loud.exchange = AttackedExchange(loud.exchange, lambda rows, clients, call: sent.append(rows["w"]) or rows)  # type: ignore[func-returns-value]
     for simulation in (quiet, loud):
         play(simulation, 2)
     assert torch.equal(quiet.server["w"], loud.server["w"])

@@ -22,6 +22,7 @@ from coterie.runs import launch
 from coterie.runs.builder import Population, assemble, make_engine, make_population, roles
 from coterie.runs.rounds import draw_cohort
 from coterie.simulation import attacks
+from coterie.simulation.exchange import alteration
 from coterie.simulation.scoring import Scorer
 from coterie.simulation.simulation import Simulation
 from tests.small_runs import config_of, finish, same
@@ -140,7 +141,7 @@ def test_attacked_replies_count_and_honest_clients_are_summed_up(plain: Result, 
 def test_an_attack_draws_anew_for_every_exchange_and_evaluation() -> None:
     config = config_of("fedavg", attack="gaussian:0.4")
     population = make_population(config)
-    transform = attacks.alteration(attacks.parse("gaussian:0.4"), population.roles.attackers, config.seed)
+    transform = alteration(attacks.parse("gaussian:0.4"), population.roles.attackers, config.seed)
     assert transform is not None
     clients, rows = torch.arange(5), {"w": torch.zeros(5, 7), "n": torch.arange(5)}
     calls = [Call(1), Call(1, "round", 1), Call(2), Call(1, "personalise"), Call(1, "personalise", 1), Call(1, "adapt")]

@@ -92,7 +92,7 @@ class _ReplySchema:
         return self._known[key]
 
 
-class Remote:
+class RemoteExchange:
     """Sends requests to nodes.
 
     Parameters
@@ -308,7 +308,7 @@ class Federation:
     agreement: Agreement
     population: Population
     simulation: Simulation
-    remote: Remote
+    remote: RemoteExchange
 
     def learn_sizes(self) -> None:
         """Take over the sizes of members that joined since."""
@@ -361,7 +361,7 @@ def make_federation(
         common["sizes"] = sizes["train"]
     # Of the clients' first state only shapes matter here: the state itself lies at the nodes.
     replies = _ReplySchema(blank, simulation.tasks, take(begin, slice(0, 1)))
-    remote = Remote(agreement, transport, membership, common, terms, report, replies)
+    remote = RemoteExchange(agreement, transport, membership, common, terms, report, replies)
     simulation.exchange, simulation.clients = remote, ClientStates({})
     return Federation(agreement, population, simulation, remote)
 

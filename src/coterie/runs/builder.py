@@ -22,6 +22,7 @@ from coterie.runs.model_builder import make_engine, make_module
 from coterie.runs.population import Population, Roles, make_population, roles
 from coterie.simulation import attacks, privacy
 from coterie.simulation.accuracy_matrix import AccuracyMatrixScorer
+from coterie.simulation.exchange import alteration
 from coterie.simulation.processes import ONE_PROCESS, OneProcess
 from coterie.simulation.scoring import Scorer
 from coterie.simulation.simulation import Simulation
@@ -105,9 +106,7 @@ def assemble(
         protection=None
         if config.privacy is None
         else privacy.Protection(privacy.parse(config.privacy), config.seed, config.clients),
-        alter=None
-        if config.attack is None
-        else attacks.alteration(attacks.parse(config.attack), attackers, config.seed),
+        alter=None if config.attack is None else alteration(attacks.parse(config.attack), attackers, config.seed),
     )
     splits: tuple[Split, ...] = ("train", "validation", "test") if config.eval_train else ("validation", "test")
     scorer = Scorer(simulation, trainers, population.roles.newcomers.to(device), splits, config.adapt_rounds)

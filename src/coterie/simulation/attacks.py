@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, overload
 
@@ -29,14 +28,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from coterie.compute.engine import Call
 from coterie.errors import ConfigError, UnknownName
 from coterie.randomness import fold_in, keys, normal, stream, uniform
 from coterie.rows import Rows, put_rows
 from coterie.simulation.attack_registry import ATTACKS
 
 _BLOCK_ELEMENTS = 2**22
-_PURPOSES = ("round", "personalise", "adapt", "adapt personalise")
 
 
 class Attack(BaseModel):
@@ -407,33 +404,3 @@ def choose_attackers(clients: int, fraction: float, seed: int) -> tuple[int, ...
         )
     drawn = stream(seed, "attackers").permutation(clients)[:count]
     return tuple(sorted(int(client) for client in drawn))
-
-
-def alteration(attack: Attack, attackers: Tensor, seed: int) -> Callable[[Rows, Tensor, Call], Rows] | None:
-    """Give what attackers do to the replies of an exchange.
-
-    Parameters
-    ----------
-    attack
-        The attack.
-    attackers
-        Their numbers.
-    seed
-        The experiment's seed.
-
-    Returns
-    -------
-    callable or None
-        From replies, the clients they come from, and when and why they were sent, to what the server gets; ``None`` if
-        they do nothing to replies.
-    """
-    if not isinstance(attack, MessageAttack) or not len(attackers):
-        return None
-
-    def alter(rows: Rows, clients: Tensor, call: Call) -> Rows:
-        # An attacker draws anew for every exchange, those of an evaluation included.
-        exchange = len(_PURPOSES) * call.exchange + _PURPOSES.index(call.purpose)
-        hostile = torch.isin(clients, attackers)
-        return attack.apply(rows, clients, hostile, seed=seed, round_number=call.round, exchange=exchange)
-
-    return alter

@@ -2,12 +2,13 @@
 
 An exchange is an object with one method, ``deliver(request) -> replies``. At its bottom stands where the clients are:
 
-- :class:`Local` runs the client's half in this process;
-- :class:`~coterie.simulation.sharded.Sharded` shares the clients out over several processes, each with a local one;
-- :class:`~coterie.federation.remote_exchange.Remote` sends messages to nodes on other machines.
+- :class:`LocalExchange` runs the client's half in this process;
+- :class:`~coterie.simulation.sharded.ShardedExchange` shares the clients out over several processes;
+- :class:`~coterie.federation.remote_exchange.RemoteExchange` sends messages to nodes on other machines.
 
 Whatever acts on messages stands around another exchange, for every method and wherever the clients are:
-:class:`Lossy` loses replies, :class:`Protected` clips them and adds noise, :class:`Attacked` alters those of attackers.
+:class:`LossyExchange` loses replies, :class:`ProtectedExchange` clips them and adds noise, and
+:class:`AttackedExchange` lets attackers alter theirs.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from coterie.compute.engine import Call, Engine
 from coterie.errors import AlgorithmError, Diverged
 from coterie.rows import ClientMatrix, Rows
 from coterie.rows.placement import Placement
+from coterie.simulation.attacks import Attack, MessageAttack
 from coterie.simulation.client_states import ClientStates
 from coterie.simulation.privacy import Protection
 
 Result = TypeVar("Result")
+_PURPOSES = ("round", "personalise", "adapt", "adapt personalise")
 Alteration = Callable[[Rows, Tensor, Call], Rows]
 """From replies, the clients they come from, and when and why they were sent, to what the server gets."""
 
@@ -90,7 +93,7 @@ class Exchange(Protocol):
         ...
 
 
-class Local:
+class LocalExchange:
     """Runs the client's half in this process, and keeps what it changes in the clients' states."""
 
     def __init__(self, engine: Engine, tasks: Mapping[str, Task], clients: ClientStates, placement: Placement) -> None:
@@ -108,7 +111,7 @@ class Local:
         return Replies(clients, reply)
 
 
-class Lossy:
+class LossyExchange:
     """Loses some of the clients on the way: ``lost`` says which."""
 
     def __init__(self, inner: Exchange, lost: Callable[[Tensor, Call], Tensor]) -> None:
@@ -121,7 +124,7 @@ class Lossy:
         return self.inner.deliver(request.only(~lost) if bool(lost.any()) else request)
 
 
-class Protected:
+class ProtectedExchange:
     """Clips replies and adds noise to them before the server sees them."""
 
     def __init__(self, inner: Exchange, tasks: Mapping[str, Task], protection: Protection) -> None:
@@ -137,7 +140,7 @@ class Protected:
         return Replies(replies.clients, self.protection(replies.rows, request.rows, references, replies.clients, when))
 
 
-class Attacked:
+class AttackedExchange:
     """Lets attackers alter what they reply."""
 
     def __init__(self, inner: Exchange, alter: Alteration) -> None:
@@ -146,6 +149,20 @@ class Attacked:
     def deliver(self, request: Request) -> Replies:
         replies = self.inner.deliver(request)
         return Replies(replies.clients, self.alter(replies.rows, replies.clients, request.call))
+
+
+def alteration(attack: Attack, attackers: Tensor, seed: int) -> Alteration | None:
+    """Give what attackers do to their replies; ``None`` where they do nothing to them."""
+    if not isinstance(attack, MessageAttack) or not len(attackers):
+        return None
+
+    def alter(rows: Rows, clients: Tensor, call: Call) -> Rows:
+        # An attacker draws anew for every exchange, those of an evaluation included.
+        exchange = len(_PURPOSES) * call.exchange + _PURPOSES.index(call.purpose)
+        hostile = torch.isin(clients, attackers)
+        return attack.apply(rows, clients, hostile, seed=seed, round_number=call.round, exchange=exchange)
+
+    return alter
 
 
 def play(script: Generator[Ask, Replies, Result], deliver: Callable[[Ask], Replies]) -> Result:

@@ -33,7 +33,7 @@ _DIFFER = (
 )
 
 
-class Sharded:
+class ShardedExchange:
     """Lets each rank answer for its own clients, and gives all ranks all replies."""
 
     def __init__(self, inner: Exchange, ranks: Ranks) -> None:
@@ -75,7 +75,7 @@ class ShardedProcesses(OneProcess):
         return sharded_placement(keep, device, scratch, self.ranks)
 
     def connect(self, local: Exchange) -> Exchange:
-        return Sharded(local, self.ranks)
+        return ShardedExchange(local, self.ranks)
 
     def align(self, engine: Engine) -> None:
         # What is kept of an engine's choices is one rank's.

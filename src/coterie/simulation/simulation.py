@@ -23,12 +23,12 @@ from coterie.rows.placement import Keep
 from coterie.simulation.client_states import ClientStates
 from coterie.simulation.exchange import (
     Alteration,
-    Attacked,
+    AttackedExchange,
     Exchange,
-    Local,
-    Lossy,
+    LocalExchange,
+    LossyExchange,
     NoReplies,
-    Protected,
+    ProtectedExchange,
     Request,
     Traffic,
     play,
@@ -101,13 +101,13 @@ class Simulation:
         self.placement = processes.placement(keep, row.device, scratch)
         self.server, rows = self.placement.place(*algorithm.init(start), len(sizes))
         self.clients = ClientStates(rows)
-        self.exchange: Exchange = processes.connect(Local(engine, self.tasks, self.clients, self.placement))
+        self.exchange: Exchange = processes.connect(LocalExchange(engine, self.tasks, self.clients, self.placement))
         if lost is not None:
-            self.exchange = Lossy(self.exchange, lost)
+            self.exchange = LossyExchange(self.exchange, lost)
         if protection is not None:
-            self.exchange = Protected(self.exchange, self.tasks, protection)
+            self.exchange = ProtectedExchange(self.exchange, self.tasks, protection)
         if alter is not None:
-            self.exchange = Attacked(self.exchange, alter)
+            self.exchange = AttackedExchange(self.exchange, alter)
         self.traffic, self.round = Traffic(), 0
         self._before: tuple[int, State, Rows, Traffic] | None = None
 

@@ -70,7 +70,7 @@ NODES_PATH = "/v1/fleet/"
 """What the paths of the calls begin with that a SuperNode makes to a SuperLink."""
 
 
-class Task:
+class FlowerTask:
     """A task that this process has claimed: the server's half of a run at a SuperLink, a message at a SuperNode.
 
     Whoever has the token may make calls about the task.
@@ -94,7 +94,7 @@ class Task:
         self._client.close()
 
 
-class MessageTask(Task):
+class MessageTask(FlowerTask):
     """A message that a SuperNode received and that is to be answered."""
 
     def __init__(self, run: int, token: str, client: RuntimeHttpClient) -> None:
@@ -140,7 +140,7 @@ class _Incomplete(Exception):
     """An object of a message is not there yet; where Flower's own exception says so, Flower waits until it is."""
 
 
-TaskKind = TypeVar("TaskKind", bound=Task)
+TaskKind = TypeVar("TaskKind", bound=FlowerTask)
 
 
 class TaskQueue(Generic[TaskKind]):
@@ -178,13 +178,13 @@ def messages_of(address: str) -> TaskQueue[MessageTask]:
     return TaskQueue(connect, TaskType.CLIENT_APP, MessageTask)
 
 
-def runs_of(address: str, ca: bytes) -> TaskQueue[Task]:
+def runs_of(address: str, ca: bytes) -> TaskQueue[FlowerTask]:
     """Give the runs that wait for the server's half of them at a SuperLink."""
 
     def connect(token: str | None) -> RuntimeHttpClient:
         return _runtime_client(address, ca, "SuperExec" if token is None else "flwr-serverapp", token)
 
-    return TaskQueue(connect, TaskType.SERVER_APP, Task)
+    return TaskQueue(connect, TaskType.SERVER_APP, FlowerTask)
 
 
 def _runtime_client(address: str, ca: bytes | None, component: str, token: str | None) -> RuntimeHttpClient:

@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 
 from coterie.federation.flower import certificates, processes
-from coterie.federation.flower._internals import Task, TaskQueue, runs_of
+from coterie.federation.flower._internals import FlowerTask, TaskQueue, runs_of
 
 _log = logging.getLogger(__name__)
 _PAUSE = 1.0  # seconds between looks for a run; each costs the SuperLink some work
@@ -33,7 +33,7 @@ _HEARTBEAT = 10.0  # seconds between heartbeats; one is good for sixty
 class _App:
     """The process of a run, and the task that it works under."""
 
-    task: Task
+    task: FlowerTask
     process: subprocess.Popen[bytes]
     last_heartbeat: float = -_HEARTBEAT
 
@@ -49,7 +49,7 @@ class Launcher:
         Starts the process, from Flower's number of the run and the task's token.
     """
 
-    def __init__(self, runs: TaskQueue[Task], start: Callable[[int, str], subprocess.Popen[bytes]]) -> None:
+    def __init__(self, runs: TaskQueue[FlowerTask], start: Callable[[int, str], subprocess.Popen[bytes]]) -> None:
         self._runs, self._start = runs, start
         self._apps: dict[int, _App] = {}
 

@@ -22,7 +22,7 @@ LEFT: list[int] = []
 """This process's rank, once it has left a group: then it does not wait for the others when it ends."""
 
 
-class Agreement:
+class ProcessAgreement:
     """Processes that agree before they go on, seen from one of them.
 
     Parameters

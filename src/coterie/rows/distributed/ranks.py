@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coterie.errors import ConfigError
 from coterie.rows._collectives import dividing
-from coterie.rows.distributed._agreement import LEFT, Agreement
+from coterie.rows.distributed._agreement import LEFT, ProcessAgreement
 from coterie.rows.distributed._collectives import RankCollectives
 from coterie.rows.distributed.digests import number_of
 
@@ -35,7 +35,7 @@ def first() -> bool:
     return launched() == 1 or os.environ.get("RANK", "0") == "0"
 
 
-class Ranks(Agreement):
+class Ranks(ProcessAgreement):
     """The processes of a sharded run, seen from one of them; client ``i`` belongs to rank ``i`` modulo their number.
 
     Parameters
