@@ -291,24 +291,12 @@ class Description:
 
 
 def names() -> tuple[str, ...]:
-    """Give the names of all attacks.
-
-    Returns
-    -------
-    tuple of str
-        The names.
-    """
+    """Give the names of all attacks."""
     return tuple(ATTACKS)
 
 
 def describe() -> tuple[Description, ...]:
-    """Describe all attacks.
-
-    Returns
-    -------
-    tuple of Description
-        One for each.
-    """
+    """Describe all attacks."""
     return tuple(
         Description(
             name,
