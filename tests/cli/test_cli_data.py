@@ -138,7 +138,7 @@ def test_a_run_with_a_matrix_prints_its_readings(coterie: Coterie) -> None:
     said = coterie("run", "fedavg", *small)
     assert said.code == 0 and said.out.endswith(coterie("show", "run").out)
     found = json.loads(Path("run/summary.json").read_text())["matrix"]
-    rows = [line.split()[1:3] for line in said.out.splitlines() if line.split()[:1] == ["fedavg"]]
+    rows = [line.split()[1:3] for line in said.out.splitlines() if line.split()[:1] == ["FedAvg"]]
     means = [found["l_acc"], found["s_acc"]["0.0"], found["s_acc"]["0.5"], found["g_acc"], found["global"]]
     names = ["L-acc", "S-acc(0)", "S-acc(0.5)", "G-acc", "global"]
     assert rows == [[name, f"{reading['mean']:.4f}"] for name, reading in zip(names, means, strict=True)]

@@ -11,7 +11,7 @@ from coterie.config import ExperimentConfig, fields
 from coterie.errors import ConfigError
 from coterie.results import over_seeds
 from coterie.results.figures import Line
-from coterie.results.labels import lines
+from coterie.results.labels import lines_of
 from tests.results.report.folders import write_run
 
 OTHER: dict[str, Any] = {
@@ -37,18 +37,18 @@ def test_there_is_another_value_for_each() -> None:
 @pytest.mark.parametrize("name", sorted(fields("how")))
 def test_how_a_run_is_computed_tells_no_lines_apart(name: str, tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "one", seed=1), write_run(tmp_path / "two", seed=2, **{name: OTHER[name]})]
-    assert lines(runs) == [Line("fedacs"), Line("fedacs")]
+    assert lines_of(runs) == [Line("FedACS"), Line("FedACS")]
     assert over_seeds(runs).seeds == 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("clients", 8), ("dtype", "float64"), ("metrics", ["accuracy", "auroc"])])
 def test_what_is_computed_does(name: str, value: Any, tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "one", seed=1), write_run(tmp_path / "two", seed=2, **{name: value})]
-    assert lines(runs)[0] != lines(runs)[1]
+    assert lines_of(runs)[0] != lines_of(runs)[1]
     with pytest.raises(ConfigError, match=f"{name} is .*: it must be the same in both"):
         over_seeds(runs)
 
 
 def test_what_is_recorded_tells_no_lines_apart(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "one", seed=1), write_run(tmp_path / "two", seed=2, eval_every=2, eval_train=True)]
-    assert lines(runs) == [Line("fedacs"), Line("fedacs")]
+    assert lines_of(runs) == [Line("FedACS"), Line("FedACS")]

@@ -22,7 +22,7 @@ def finished(
                 run.metrics.append(number, model, "test", "accuracy", [accuracy, accuracy / 2], [0, 1])
                 if validation:
                     run.metrics.append(number, model, "validation", "accuracy", [number, number], [0, 1])
-            run.weights.append(number, [[0.25, 0.75], [0.5, 0.5]], [0, 1])
+            run.collaboration_weights.append(number, [[0.25, 0.75], [0.5, 0.5]], [0, 1])
             run.timings.append(number, train=1.0, evaluate=0.5)
         run.finish(summarise(run.metrics.read(), algorithm=algorithm, seed=seed, rounds=2, seconds=run.timings.total()))
     return Result(path)

@@ -41,7 +41,7 @@ def stored(
             if validation is not None:
                 run.metrics.append(number, "personal", "validation", "accuracy", validation[number - 1], range(CLIENTS))
             if weights is not None:
-                run.weights.append(number, weights, range(CLIENTS))
+                run.collaboration_weights.append(number, weights, range(CLIENTS))
         facts = {"algorithm": "fedacs", "seed": (BASE | config)["seed"], "rounds": len(scores), "seconds": 1.0}
         run.finish(summarise(run.metrics.read(), clients=honest, **facts))
     return Result(path)

@@ -22,7 +22,7 @@ from coterie.config import from_mapping
 from coterie.errors import ConfigError, CoterieError, DataError, RunFolderError
 from coterie.results import Result
 from coterie.results.export import export
-from coterie.results.unfinished import so_far
+from coterie.results.partial_summary import partial_summary
 from coterie.runs import launch
 from coterie.runs.own_code import own_code, stored_config
 from tests.small_runs import OWN, SMALL, assert_same_end, finish, stop
@@ -117,7 +117,7 @@ def test_moved_without_the_originals_it_ends_as_if_never_stopped(
     go_away(project, monkeypatch)
     (tmp_path / "elsewhere").mkdir()
     moved = shutil.move(tmp_path / "cut", tmp_path / "elsewhere" / "moved")
-    assert so_far(Result(moved))["algorithm"] == "turned"
+    assert partial_summary(Result(moved))["algorithm"] == "turned"
     finish(launch.resume(moved))
     assert_same_end(tmp_path / "whole", moved)
     assert (moved / "config.yaml").read_bytes() == before, "what the user configured is not rewritten"
@@ -192,7 +192,7 @@ def test_two_runs_with_code_of_one_name_do_not_meet(project: Path, tmp_path: Pat
     (project / "own_things" / "__init__.py").write_text("WIDTH = 7\n")
     forget_modules()
     launch.begin(config_of_own(project), tmp_path / "two").folder.close()
-    sizes = {name: launch.resume(tmp_path / name).engine.problem.layout.size for name in ("one", "two", "one")}
+    sizes = {name: launch.resume(tmp_path / name).parts.engine.problem.layout.size for name in ("one", "two", "one")}
     assert sizes["two"] - sizes["one"] == 2 * (6 + 1 + 3)
 
 

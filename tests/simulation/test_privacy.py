@@ -290,7 +290,7 @@ def test_the_loss_is_recorded_every_round_and_shown(tmp_path: Path) -> None:
         "delta": 1e-4,
         "epsilon": float(recorded["value"].iloc[-1]),
     }
-    assert "privacy loss ε" in str(result.table().caption)
+    assert "privacy loss ε" in str(result.table().notes)
     clipped = finish(launch.begin(config_of("fedavg", privacy="clip=1.0,noise=0"), tmp_path / "clipped"))
     assert clipped.summary["privacy"]["epsilon"] is None
-    assert "no bound on the privacy loss" in str(clipped.table().caption)
+    assert "no bound on the privacy loss" in str(clipped.table().notes)

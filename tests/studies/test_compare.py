@@ -111,7 +111,7 @@ def test_stopped_within_a_run_it_ends_with_the_same_table(
     with monkeypatch.context() as patched, pytest.raises(Interrupted if error is KeyboardInterrupt else error):
         patched.setattr(Simulation, "play_round", stopping)
         if error is Killed:
-            patched.setattr(Experiment, "_keep", lambda self: None)
+            patched.setattr(Experiment, "keep", lambda self: None)
         compare(make_plan(BOTH), path, progress=False)
     assert sorted(each.name for each in (path / "runs").iterdir() if (each / "summary.json").exists()) == [
         "fedacs-seed1",

@@ -68,14 +68,14 @@ def write_run(
                     folder.metrics.append(number, model, split, "loss", 1 - scores, everyone)
                     folder.metrics.append(number, model, split, "accuracy", scores, everyone)
             if weights:
-                folder.weights.append(number, weights_of(number, clients), everyone)
+                folder.collaboration_weights.append(number, weights_of(number, clients), everyone)
             sent = 1_000_000 if traffic else 0
             folder.metrics.append_bytes(number, up=sent, down=2 * sent)
             for way in ("wire_up", "wire_down") if federated else ():
                 folder.metrics.append(number, "federation", "server", way, [1.5 * sent], [EVERYONE])
             folder.timings.append(number, training=0.5, evaluation=0.1)
         if matrix:
-            folder.matrix.append(rounds, weights_of(0, clients), everyone)
+            folder.accuracy_matrices.append(rounds, weights_of(0, clients), everyone)
         if federated:
             log = EventLog(path)
             for event in EVENTS:

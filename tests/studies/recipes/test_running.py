@@ -104,7 +104,7 @@ def test_stopped_and_started_again_it_ends_with_the_same_table(
     played = 0
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(Simulation, "play_round", stopping(Killed, 4 * 4 + 10))  # within the second part
-        patched.setattr(Experiment, "_keep", lambda self: None)
+        patched.setattr(Experiment, "keep", lambda self: None)
         run_recipe(made, out, progress=False)
     assert (out / "one" / "table.md").exists() and not (out / "two" / "table.md").exists()
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("*/runs/*/summary.json")}
