@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from coterie.federation.server import Plan, serve
+from coterie.federation.plan import Plan
+from coterie.federation.server import serve
 from tests.federation.grid import compare, make_federation, metrics_of, node_rows, simulated, states
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from coterie.compute.engine import Call
 from coterie.errors import ConfigError, RunFolderError
 from coterie.federation.node import Node
-from coterie.federation.server import Plan, serve
+from coterie.federation.plan import Plan
+from coterie.federation.server import serve
 from coterie.federation.transport import Failure
 from coterie.federation.wire import pack, unpack
 from coterie.runs.experiment import Experiment

@@ -18,8 +18,9 @@ from coterie.cli.app import app
 from coterie.errors import ConfigError, CoterieError, RunFolderError
 from coterie.federation.agreement import Schema
 from coterie.federation.monitor import RunMonitor
+from coterie.federation.plan import Plan
 from coterie.federation.schema_table import lines
-from coterie.federation.server import Plan, serve
+from coterie.federation.server import serve
 from tests.federation.grid import LocalGrid, make_federation
 
 needs_flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from coterie.federation.agreement import Promise
-from coterie.federation.server import Plan, serve
+from coterie.federation.plan import Plan
+from coterie.federation.server import serve
 from coterie.results import Result, report
 from coterie.runs.storage import events
 from tests.federation.grid import make_federation

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from coterie.cli.app import app
 from coterie.cli.federate import _placed
 from coterie.errors import ConfigError, RunFolderError, UnknownName
-from coterie.federation.server import Plan, serve
+from coterie.federation.plan import Plan
+from coterie.federation.server import serve
 from coterie.results import Result
 from coterie.runs.experiment import Experiment
 from coterie.runs.storage import events

@@ -16,8 +16,9 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: the
 from coterie.errors import CheckpointError
 from coterie.federation.agreement import Promise
 from coterie.federation.node import Node
+from coterie.federation.plan import Plan
 from coterie.federation.privacy_ledger import FILE, KEY, Ledger
-from coterie.federation.server import Plan, serve
+from coterie.federation.server import serve
 from coterie.federation.wire import Rejected, pack, unpack
 from coterie.results import Result
 from coterie.runs.storage import events

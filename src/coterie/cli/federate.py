@@ -21,18 +21,24 @@ from coterie.algorithms import registry
 from coterie.cli.console import err, out
 from coterie.cli.shared_options import Folder, Method, Track, with_fields
 from coterie.errors import ConfigError, RunFolderError
+from coterie.federation.plan import Plan
 
 if TYPE_CHECKING:
     from coterie.federation.flower.control import Control
     from coterie.federation.monitor import RunMonitor
-    from coterie.federation.server import Plan
 
 app = typer.Typer(help="Run a method between machines, over Flower.", no_args_is_help=True)
 
 Project = Annotated[Path, typer.Argument(metavar="DIR", help="The project folder that `init` wrote.")]
 NodeFolder = Annotated[Path, typer.Argument(metavar="NODE", help="The node's folder, DIR/nodes/NAME.")]
+_PLAN = Plan.model_fields
 _POLL = 0.5
 _ASK_FLOWER, _LOST = 15.0, 60.0  # seconds between questions, and without an answer until the server is given up
+
+
+def _plan_option(name: str) -> Any:
+    words = str(_PLAN[name].description)
+    return typer.Option(help=f"{words[0].upper()}{words[1:]}.")
 
 
 def _need_flower() -> None:
@@ -108,14 +114,14 @@ def node(
 
 
 @app.command()
-@with_fields("participation", "eval_every", "settings", rounds=10)
+@with_fields("participation", "eval_every", "settings", rounds=_PLAN["rounds"].default)
 def run(
     folder: Project,
     algorithm: Method,
     fields: dict[str, Any],
-    deadline: Annotated[float, typer.Option(help="Seconds that nodes have for an exchange.")] = 600.0,
-    minimum: Annotated[int, typer.Option(help="Replies that an exchange needs.")] = 1,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for members before the first round.")] = 120.0,
+    deadline: Annotated[float, _plan_option("deadline")] = _PLAN["deadline"].default,
+    minimum: Annotated[int, _plan_option("minimum")] = _PLAN["minimum"].default,
+    wait: Annotated[float, _plan_option("wait")] = _PLAN["wait"].default,
     out_: Annotated[Folder, typer.Option("--out", help="Folder for the run; one that was stopped goes on.")] = None,
     track: Track = None,
 ) -> None:
@@ -124,7 +130,6 @@ def run(
     _need_flower()
     from coterie import options
     from coterie.federation import agreement
-    from coterie.federation.server import Plan
     from coterie.tracking import make_all
 
     values = {

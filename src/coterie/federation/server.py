@@ -12,12 +12,12 @@ from typing import Any
 
 import pandas as pd
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 
 from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError, RunFolderError
 from coterie.federation.agreement import Agreement
 from coterie.federation.membership import Membership
+from coterie.federation.plan import Plan
 from coterie.federation.remote_exchange import Federation, Terms, make_federation
 from coterie.federation.transport import Transport
 from coterie.rows import Rows
@@ -32,45 +32,6 @@ from coterie.tracking import TrackerObserver, TrackerWarning, make_all
 
 RoundTold = Callable[[int], None]
 """Told of each round when its records are complete: with its evaluation, which comes in with the next."""
-
-
-class Plan(BaseModel):
-    """What a server is asked to run; the rest was agreed on in ``federation.yaml``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    algorithm: str = Field(description="the method's name")
-    settings: dict[str, Any] = Field(default_factory=dict, description="the method's own parameters")
-    rounds: int = Field(10, ge=1, description="how many rounds are played")
-    participation: float = Field(1.0, gt=0, le=1, description="fraction of the members that take part in a round")
-    eval_every: int = Field(1, ge=1, description="evaluate after every so many rounds (and after the last)")
-    deadline: float = Field(600.0, gt=0, description="seconds that nodes have for an exchange")
-    minimum: int = Field(1, ge=1, description="replies that an exchange needs; with fewer the round is void")
-    wait: float = Field(120.0, ge=0, description="seconds to wait for members before the first round")
-    track: tuple[str, ...] = Field((), description="trackers that the server tells how it goes")
-
-    def experiment(self, agreement: Agreement) -> ExperimentConfig:
-        """Give the configuration of the run.
-
-        Parameters
-        ----------
-        agreement
-            What all parties agreed on.
-
-        Returns
-        -------
-        ExperimentConfig
-            The configuration.
-
-        Raises
-        ------
-        ConfigError
-            If more replies are needed than there are members.
-        """
-        if self.minimum > len(agreement.members):
-            raise ConfigError(f"minimum is {self.minimum}, but the federation has {len(agreement.members)} members")
-        own = {"rounds": self.rounds, "participation": self.participation, "eval_every": self.eval_every}
-        return agreement.experiment(self.algorithm, self.settings, **own)
 
 
 class FederatedRounds:

@@ -8,7 +8,8 @@ from coterie import options
 from coterie.errors import Interrupted
 from coterie.federation import agreement
 from coterie.federation.flower.apps import Settings, server_app
-from coterie.federation.server import Plan, serve
+from coterie.federation.plan import Plan
+from coterie.federation.server import serve
 from coterie.federation.transport import Transport
 from coterie.runs.storage.atomic_files import write_text
 from coterie.yaml_file import read_yaml

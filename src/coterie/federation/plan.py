@@ -1,0 +1,36 @@
+"""What a server is asked to run; light, because the command line has an option for each of its fields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from coterie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from coterie.config import ExperimentConfig
+    from coterie.federation.agreement import Agreement
+
+
+class Plan(BaseModel):
+    """What a server is asked to run; the rest was agreed on in ``federation.yaml``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    algorithm: str = Field(description="the method's name")
+    settings: dict[str, Any] = Field(default_factory=dict, description="the method's own parameters")
+    rounds: int = Field(10, ge=1, description="how many rounds are played")
+    participation: float = Field(1.0, gt=0, le=1, description="fraction of the members that take part in a round")
+    eval_every: int = Field(1, ge=1, description="evaluate after every so many rounds (and after the last)")
+    deadline: float = Field(600.0, gt=0, description="seconds that nodes have for an exchange")
+    minimum: int = Field(1, ge=1, description="replies that an exchange needs; with fewer the round is void")
+    wait: float = Field(120.0, ge=0, description="seconds to wait for members before the first round")
+    track: tuple[str, ...] = Field((), description="trackers that the server tells how it goes")
+
+    def experiment(self, agreement: Agreement) -> ExperimentConfig:
+        """Give the configuration of the run; more replies than there are members are a ``ConfigError``."""
+        if self.minimum > len(agreement.members):
+            raise ConfigError(f"minimum is {self.minimum}, but the federation has {len(agreement.members)} members")
+        own = {"rounds": self.rounds, "participation": self.participation, "eval_every": self.eval_every}
+        return agreement.experiment(self.algorithm, self.settings, **own)
