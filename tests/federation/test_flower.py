@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
 import coterie
+from coterie.algorithms import registry
 from coterie.federation import project
 from coterie.federation.flower import certificates, processes
 from coterie.federation.flower.control import Control
@@ -33,7 +34,7 @@ def test_the_tutorial_shows_what_it_says(followed: Followed, printed: dict[str, 
         True
     ] * 3
     assert printed[status].count(f"round {ROUNDS} of {ROUNDS}, finished") == 1 + len(OTHERS)
-    assert TUTORIALS in printed[models] and "accuracy" in printed[models]
+    assert registry.title(TUTORIALS) in printed[models] and "accuracy" in printed[models]
     assert TUTORIALS in printed[show]
     for member in followed.members:
         assert len(project.read_models(followed.federation.folder / "nodes" / member)) == 1 + len(OTHERS)
