@@ -35,7 +35,7 @@ def test_the_tutorial_shows_what_it_says(followed: Followed, printed: dict[str, 
     ] * 3
     assert printed[status].count(f"round {ROUNDS} of {ROUNDS}, finished") == 1 + len(OTHERS)
     assert registry.title(TUTORIALS) in printed[models] and "accuracy" in printed[models]
-    assert TUTORIALS in printed[show]
+    assert registry.title(TUTORIALS) in printed[show]
     for member in followed.members:
         assert len(project.read_models(followed.federation.folder / "nodes" / member)) == 1 + len(OTHERS)
 
