@@ -284,6 +284,7 @@ def test_a_run_with_rows_on_disk_ends_as_one_on_the_device(name: str, tmp_path: 
     assert {path.name for path in cut.iterdir()} == names  # nothing of the rows is left
 
 
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU has room of its own")
 def test_the_choice_is_kept_and_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "free_memory", lambda: 0)
     stop(launch.begin(config_of("fedacs"), tmp_path / "run"), "in a round", 3)
