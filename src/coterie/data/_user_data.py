@@ -64,6 +64,16 @@ def encode_labels(values: npt.NDArray[Any], task: TaskKind, where: str) -> tuple
     return torch.from_numpy(codes.astype(np.int64)), tuple(shown)
 
 
-def encode_owner(values: npt.NDArray[Any]) -> Tensor:
-    """Replace the names of natural clients by numbers from 0, in the sorted order of the names."""
-    return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype(np.int64))
+def encode_owner(values: npt.NDArray[Any], where: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Replace the names of natural clients by numbers from 0, in the sorted order of the names; give the names too."""
+    numeric = np.issubdtype(values.dtype, np.floating)
+    if numeric and not np.isfinite(values).all():
+        raise DataError(f"the owner of a sample in {where} is missing: entry {int(np.argmin(np.isfinite(values)))}")
+    found, codes = np.unique(values, return_inverse=True)
+    names = [str(int(name)) if numeric and name == np.rint(name) else str(name) for name in found]
+    return torch.from_numpy(codes.astype(np.int64)), tuple(names)
+
+
+def count_owners(owner: Tensor, names: tuple[str, ...]) -> dict[str, int]:
+    """Count the samples of each natural client."""
+    return dict(zip(names, owner.bincount(minlength=len(names)).tolist(), strict=True))

@@ -46,6 +46,8 @@ class Dataset:
         The super-class of each class, where the classes have any; ``groups`` partitions keep them together.
     features
         The names of a table's columns as they are in ``x``: a number's column by its name, a text's as ``name=text``.
+    owner_names
+        The natural clients' names, where they have any: ``owner`` counts them from 0.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Dataset:
     groups: Tensor | None = field(default=None, repr=False)
     superclasses: tuple[int, ...] = field(default=(), repr=False)
     features: tuple[str, ...] = field(default=(), repr=False)
+    owner_names: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         count = len(self.x)
@@ -74,6 +77,10 @@ class Dataset:
             (len(self.mean) != len(self.std), f"{len(self.mean)} means but {len(self.std)} standard deviations"),
             (any(not value > 0 for value in self.std), f"a standard deviation in {self.std} is not positive"),
             (self.owner is not None and len(self.owner) != count, "not every sample has an owner"),
+            (
+                self.owner is not None and 0 < len(self.owner_names) <= int(self.owner.max()),
+                f"{len(self.owner_names)} owners have names, but there are more",
+            ),
             (self.task == "binary" and len(self.classes) != 2, f"a binary task has 2 classes, not {len(self.classes)}"),
         ]
         for wrong, sentence in problems:
@@ -161,6 +168,16 @@ class Source(Spec, ABC):
         Dataset
             The samples.
         """
+
+    def owners(self) -> dict[str, int] | None:
+        """Count the samples of each natural client of data that name them, without loading the data.
+
+        Returns
+        -------
+        dict of str to int or None
+            Samples by name, in the order of the natural clients' numbers; ``None`` if the data name none.
+        """
+        return None
 
     @classmethod
     def describe(cls) -> DataInfo:

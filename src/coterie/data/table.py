@@ -12,7 +12,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from coterie.data._user_data import TaskKind, UserSource, channel_norm, encode_labels, encode_owner
+from coterie.data._user_data import TaskKind, UserSource, channel_norm, count_owners, encode_labels, encode_owner
 from coterie.data.dataset import Dataset
 from coterie.errors import DataError
 
@@ -54,7 +54,7 @@ class TableSource(UserSource):
             row = int(np.flatnonzero(frame[gaps[0]].isna())[0])
             raise DataError(f"the table {path} has no value in column {gaps[0]!r}, row {row}: fill it in or drop it")
         y, classes = encode_labels(_plain(frame[self.label]), self.task, f"{path}, column {self.label!r},")
-        owner = encode_owner(_plain(frame[self.client])) if self.client else None
+        owner, names = self._owners(frame, path) if self.client else (None, ())
         inputs = frame.drop(columns=[self.label, *([self.client] if self.client else []), *self.drop])
         x, numeric, features = self._features(inputs, path)
         mean, std = [0.0] * x.shape[1], [1.0] * x.shape[1]
@@ -63,22 +63,50 @@ class TableSource(UserSource):
             mean = [value if number else 0.0 for value, number in zip(means, numeric, strict=True)]
             std = [value if number else 1.0 for value, number in zip(stds, numeric, strict=True)]
         norm = (tuple(mean), tuple(std))
-        return Dataset(self.text(), x, y, len(x), self.task, classes, *norm, owner=owner, features=tuple(features))
+        known: dict[str, Any] = {"owner": owner, "features": tuple(features), "owner_names": names}
+        return Dataset(self.text(), x, y, len(x), self.task, classes, *norm, **known)
 
-    def _read(self, path: Path) -> pd.DataFrame:
+    def owners(self) -> dict[str, int] | None:
+        """Read the client column alone."""
+        if not self.client:
+            return None
+        path = self.path.expanduser()
+        frame = self._read(path, self.client)
+        if self.client not in frame.columns:
+            raise DataError(f"the table {path} has no column {self.client!r}: it has {', '.join(frame.columns)}")
+        return count_owners(*self._owners(frame, path))
+
+    def _owners(self, frame: pd.DataFrame, path: Path) -> tuple[Tensor, tuple[str, ...]]:
+        missing = frame[self.client].isna().to_numpy()
+        if missing.any():
+            raise DataError(
+                f"the table {path} has no value in column {self.client!r}, row {int(missing.argmax())}, so nobody "
+                f"knows whose the row is ({int(missing.sum())} rows are so): fill it in"
+            )
+        return encode_owner(_plain(frame[self.client]), f"{path}, column {self.client!r},")
+
+    def _read(self, path: Path, only: str = "") -> pd.DataFrame:
         ending = path.suffix.lower()
         if ending not in (".csv", ".parquet"):
             raise DataError(f"the table {path} is neither .csv nor .parquet")
         if not path.is_file():
             raise DataError(f"there is no file {path}")
         try:
-            frame = pd.read_csv(path) if ending == ".csv" else pd.read_parquet(path)
+            columns = [only] if only and only in self._columns(path) else None
+            frame = pd.read_csv(path, usecols=columns) if ending == ".csv" else pd.read_parquet(path, columns=columns)
         except (OSError, ValueError, pd.errors.ParserError) as error:
             raise DataError(f"the table {path} cannot be read: {error}") from None
         frame.columns = [str(column) for column in frame.columns]
         if frame.columns.duplicated().any():
             raise DataError(f"the table {path} has two columns of the same name")
         return frame
+
+    def _columns(self, path: Path) -> list[str]:
+        if path.suffix.lower() == ".csv":
+            return [str(column) for column in pd.read_csv(path, nrows=0).columns]
+        from pyarrow import parquet
+
+        return list(parquet.read_schema(path).names)
 
     def _features(self, frame: pd.DataFrame, path: Path) -> tuple[Tensor, list[bool], list[str]]:
         columns: list[npt.NDArray[np.float32]] = []

@@ -126,7 +126,7 @@ def kind(name: str | None) -> Kind | None:
 
 def export(
     run: str | os.PathLike[str],
-    client: int,
+    client: int | str,
     out: str | os.PathLike[str] = "model.safetensors",
     *,
     best: Kind | None = None,
@@ -143,7 +143,7 @@ def export(
     run
         The run's folder.
     client
-        The client.
+        The client, by number or by name.
     out
         The file for the parameters; the others are put beside it.
     best
@@ -173,8 +173,7 @@ def export(
         _refuse_without_onnx()
     result = Result(run)
     summary, config, copies = result.summary, stored_config(result.path), read_code(result.path)
-    if not 0 <= client < config.clients:
-        raise ConfigError(f"client is {client}, but the run in {run} has clients 0 to {config.clients - 1}")
+    client = result.client_number(client)
     parts, last = _restored(result.path, config, None if data_dir is None else Path(data_dir))
     algorithm = parts.simulation.algorithm
     wanted = best or ("personal" if algorithm.has_personal else "global")
@@ -196,6 +195,7 @@ def export(
         "algorithm": algorithm.name,
         "settings": algorithm.settings(),
         "client": client,
+        **({"client_name": result.client_names[client]} if client in result.client_names else {}),
         "best": wanted,
         "kind": taken,
         "round": last,

@@ -65,14 +65,17 @@ class Population:
     def holdings(self) -> pd.DataFrame:
         """Say what each client holds and does, in a table with a row for each.
 
-        Its columns are ``client``, ``role`` (honest, attacker or newcomer), the sizes ``train``, ``validation`` and
-        ``test``, where they are known ``group`` and ``noise``, and for each class ``class NAME``.
+        Its columns are ``client``, where clients have names ``name``, ``role`` (honest, attacker or newcomer), the
+        sizes ``train``, ``validation`` and ``test``, where they are known ``group`` and ``noise``, and for each class
+        ``class NAME``.
         """
         shares, count = self.shares, len(self.shares)
         role = np.full(count, "honest", dtype=object)
         role[self.roles.newcomers.numpy()] = "newcomer"
         role[self.roles.attackers.numpy()] = "attacker"
-        columns: dict[str, Any] = {"client": np.arange(count), "role": role}
+        columns: dict[str, Any] = {"client": np.arange(count)}
+        columns |= {"name": np.array(shares.names, dtype=object)} if shares.names else {}
+        columns["role"] = role
         for name in ("train", "validation", "test"):
             columns[name] = getattr(shares, name).sizes.numpy()
         columns |= {} if shares.groups is None else {"group": shares.groups.numpy()}
