@@ -69,8 +69,7 @@ class ExperimentConfig(BaseModel):
     settings: What[dict[str, Any]] = Field(default_factory=dict, description="the method's own parameters")
     data: What[str] = Field("digits", description="the data set, with options after a colon")
     partition: What[str] = Field(
-        "dirichlet:0.5",
-        description="how samples are dealt out, with options after a colon; natural if your data name their clients",
+        "dirichlet:0.5", description="how samples are dealt out; natural if your data name their clients"
     )
     clients: What[int] = Field(
         20, ge=1, description="how many clients there are; as many as your data name, if they name any"
@@ -87,6 +86,9 @@ class ExperimentConfig(BaseModel):
     test_fraction: What[float | None] = Field(None, gt=0, lt=1, description="fraction of a client's samples to test on")
     scarcity: What[int | None] = Field(None, ge=1, description="keep this many training samples per client")
     max_test: What[int | None] = Field(None, ge=1, description="keep at most this many test samples per client")
+    scope: What[Literal["federated", "local", "pooled"]] = Field(
+        "federated", description="whose training samples scale your inputs and fill gaps (Local: always a client's own)"
+    )
     hold_out: What[float] = Field(
         0.0, ge=0, lt=1, description="fraction of clients that never train, then are personalised"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,25 @@ from torch import Tensor
 from coterie.errors import DataError
 from coterie.options import Parameter, Spec
 from coterie.tasks import TASKS
+
+GapFilling = Literal["", "mean", "median", "zero"]
+"""What a gap (NaN) in a column is filled with; empty for a column that has none."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to inputs with statistics that are taken from training samples, once it is known who has which.
+
+    Parameters
+    ----------
+    scaled
+        Of each entry of axis 1 of the inputs, whether it is brought to mean 0 and deviation 1.
+    gaps
+        Of each, what gaps (NaN) are filled with, before that; empty if there are none anywhere.
+    """
+
+    scaled: tuple[bool, ...]
+    gaps: tuple[GapFilling, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +67,11 @@ class Dataset:
         The names of a table's columns as they are in ``x``: a number's column by its name, a text's as ``name=text``.
     owner_names
         The natural clients' names, where they have any: ``owner`` counts them from 0.
+    fill
+        What stands in place of a gap (NaN), one for each entry of axis 1 of ``x``; empty if there are no gaps.
+    preparation
+        What ``mean``, ``std`` and ``fill`` are statistics of; a run takes them anew, from its training samples. Without
+        one they are constants.
     """
 
     name: str
@@ -63,6 +87,8 @@ class Dataset:
     superclasses: tuple[int, ...] = field(default=(), repr=False)
     features: tuple[str, ...] = field(default=(), repr=False)
     owner_names: tuple[str, ...] = field(default=(), repr=False)
+    fill: tuple[float, ...] = field(default=(), repr=False)
+    preparation: Preparation | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         count = len(self.x)

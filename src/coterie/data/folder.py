@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.data._images import image_files, read_images
-from coterie.data._user_data import AsText, UserSource, channel_norm, encode_owner
-from coterie.data.dataset import Dataset
+from coterie.data._user_data import AsText, UserSource, encode_owner, with_statistics
+from coterie.data.dataset import Dataset, Preparation
 from coterie.errors import DataError
 
 _Images = list[tuple[str, str, Path]]  # of each image: its class, its owner (empty if there are none), its file
@@ -53,9 +53,9 @@ class FolderSource(UserSource):
         if self.client:
             owner, names = encode_owner(np.array([whose for part in found for _, whose, _ in part]), str(self.path))
         train = len(found[0])
-        mean, std = channel_norm(x[:train]) if self.norm == "own" else ((0.0,), (1.0,))
-        known = (self.task, tuple(classes), mean, std)
-        return Dataset(self.text(), x, y, train, *known, owner=owner, owner_names=names)
+        preparation = Preparation((True,) * x.shape[1]) if self.norm == "own" else None
+        known: dict[str, Any] = {"owner": owner, "owner_names": names, "preparation": preparation}
+        return with_statistics(Dataset(self.text(), x, y, train, self.task, tuple(classes), (0.0,), (1.0,), **known))
 
     def owners(self) -> dict[str, int] | None:
         """List the images, without reading any."""

@@ -12,8 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.data._user_data import TaskKind, UserSource, channel_norm, count_owners, encode_labels, encode_owner
-from coterie.data.dataset import Dataset
+from coterie.data._user_data import TaskKind, UserSource, count_owners, encode_labels, encode_owner, with_statistics
+from coterie.data.dataset import Dataset, Preparation
 from coterie.errors import DataError
 
 
@@ -44,8 +44,9 @@ class NpzSource(UserSource):
         x = self._inputs(arrays.pop("x"), path)
         y, classes = encode_labels(arrays["y"], self.task, str(path))
         owner, names = encode_owner(arrays["client"], str(path)) if "client" in arrays else (None, ())
-        mean, std = channel_norm(x) if self.norm == "own" else ((0.0,), (1.0,))
-        return Dataset(self.text(), x, y, len(x), self.task, classes, mean, std, owner=owner, owner_names=names)
+        preparation = Preparation((True,) * x.shape[1]) if self.norm == "own" else None
+        known: dict[str, Any] = {"owner": owner, "owner_names": names, "preparation": preparation}
+        return with_statistics(Dataset(self.text(), x, y, len(x), self.task, classes, (0.0,), (1.0,), **known))
 
     def owners(self) -> dict[str, int] | None:
         """Read the owners alone."""

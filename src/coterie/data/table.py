@@ -12,8 +12,8 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from coterie.data._user_data import TaskKind, UserSource, channel_norm, count_owners, encode_labels, encode_owner
-from coterie.data.dataset import Dataset
+from coterie.data._user_data import TaskKind, UserSource, count_owners, encode_labels, encode_owner, with_statistics
+from coterie.data.dataset import Dataset, Preparation
 from coterie.errors import DataError
 
 _MOST_TEXTS = 100  # a column with more different texts is an identifier or free text, which one-hot columns do not help
@@ -57,14 +57,11 @@ class TableSource(UserSource):
         owner, names = self._owners(frame, path) if self.client else (None, ())
         inputs = frame.drop(columns=[self.label, *([self.client] if self.client else []), *self.drop])
         x, numeric, features = self._features(inputs, path)
-        mean, std = [0.0] * x.shape[1], [1.0] * x.shape[1]
-        if self.norm == "own":
-            means, stds = channel_norm(x)
-            mean = [value if number else 0.0 for value, number in zip(means, numeric, strict=True)]
-            std = [value if number else 1.0 for value, number in zip(stds, numeric, strict=True)]
-        norm = (tuple(mean), tuple(std))
+        preparation = Preparation(tuple(numeric)) if self.norm == "own" else None
+        norm = ((0.0,) * x.shape[1], (1.0,) * x.shape[1])
         known: dict[str, Any] = {"owner": owner, "features": tuple(features), "owner_names": names}
-        return Dataset(self.text(), x, y, len(x), self.task, classes, *norm, **known)
+        made = Dataset(self.text(), x, y, len(x), self.task, classes, *norm, **known, preparation=preparation)
+        return with_statistics(made)
 
     def owners(self) -> dict[str, int] | None:
         """Read the client column alone."""

@@ -189,7 +189,7 @@ def export(
             f"the {taken} model of {algorithm.title} is more than the model {result.config['model']!r} with other "
             "parameters: it cannot be exported"
         )
-    dataset = parts.population.dataset
+    dataset = parts.population.seen_by(client)
     facts = {
         "run": result.path.name,
         "algorithm": algorithm.name,
@@ -205,6 +205,7 @@ def export(
         "classes": list(dataset.classes),
         "mean": list(dataset.mean),
         "std": list(dataset.std),
+        **({"fill": list(dataset.fill)} if dataset.fill else {}),
         "dtype": config.dtype,
         "test": _measured(result, client, recorded),
     }
