@@ -68,8 +68,12 @@ class ExperimentConfig(BaseModel):
     algorithm_sha256: What[str | None] = Field(None, description="checksum of the Python file that defines the method")
     settings: What[dict[str, Any]] = Field(default_factory=dict, description="the method's own parameters")
     data: What[str] = Field("digits", description="the data set, with options after a colon")
-    partition: What[str] = Field("dirichlet:0.5", description="how samples are dealt out, with options after a colon")
-    clients: What[int] = Field(20, ge=1, description="how many clients there are")
+    partition: What[str] = Field(
+        "dirichlet:0.5", description="how samples are dealt out; natural if your data name their clients"
+    )
+    clients: What[int] = Field(
+        20, ge=1, description="how many clients there are; as many as your data name, if they name any"
+    )
     rounds: What[int] = Field(50, ge=1, description="how many rounds are played")
     participation: What[float] = Field(1.0, gt=0, le=1, description="fraction of the clients that take part in a round")
     model: What[str] = Field("mlp", description="the model, with options after a colon")
@@ -82,6 +86,9 @@ class ExperimentConfig(BaseModel):
     test_fraction: What[float | None] = Field(None, gt=0, lt=1, description="fraction of a client's samples to test on")
     scarcity: What[int | None] = Field(None, ge=1, description="keep this many training samples per client")
     max_test: What[int | None] = Field(None, ge=1, description="keep at most this many test samples per client")
+    scope: What[Literal["federated", "local", "pooled"]] = Field(
+        "federated", description="whose training samples scale your inputs and fill gaps (Local: always a client's own)"
+    )
     hold_out: What[float] = Field(
         0.0, ge=0, lt=1, description="fraction of clients that never train, then are personalised"
     )
@@ -223,7 +230,7 @@ def from_mapping(values: Mapping[str, Any]) -> ExperimentConfig:
     _check_specs(config)
     places = {
         "data": _with_absolute_paths(config.data),
-        "partition": options.resolve("partition", config.partition, SCHEMES).text(),
+        **_clients_of_the_data(config, values),
         "privacy": None if config.privacy is None else _written_privacy(config.privacy),
         "scratch": None if config.scratch is None else str(Path(config.scratch).expanduser().absolute()),
         **_algorithm_file(config),
@@ -339,6 +346,25 @@ def _with_absolute_paths(text: str) -> str:
     source = options.resolve("data set", text, SOURCES)
     paths = {name: value.expanduser().absolute() for name, value in source if isinstance(value, Path)}
     return source.model_copy(update=paths).text()
+
+
+def _clients_of_the_data(config: ExperimentConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the data name their clients, those are the clients, unless another partition or number is given."""
+    scheme = options.resolve("partition", config.partition, SCHEMES)
+    places: dict[str, Any] = {"partition": scheme.text()}
+    given = {name for name in ("partition", "clients") if values.get(name) is not None}
+    if given == {"partition", "clients"} or ("partition" in given and scheme.name != "natural"):
+        return places
+    owners = options.resolve("data set", config.data, SOURCES).owners()
+    if owners is None:
+        return places
+    from coterie.data.partitions.natural import Natural
+
+    natural = scheme if isinstance(scheme, Natural) else Natural()
+    places["partition"] = natural.text()
+    if "clients" not in given:
+        places["clients"] = max(1, natural.client_count(list(owners.values())))
+    return places
 
 
 def _algorithm_file(config: ExperimentConfig) -> dict[str, str]:

@@ -77,6 +77,8 @@ class Algorithm(BaseModel, abc.ABC):
     """How people write it."""
     citation: ClassVar[str]
     """Where it comes from."""
+    federates: ClassVar[bool] = True
+    """Whether clients learn anything from one another."""
     has_personal: ClassVar[bool] = True
     """Whether it makes a model for each client."""
     has_global: ClassVar[bool] = False

@@ -23,6 +23,7 @@ class Local(LocalTraining):
     name: ClassVar[str] = "local"
     title: ClassVar[str] = "Local"
     citation: ClassVar[str] = "the baseline without federation"
+    federates: ClassVar[bool] = False
 
     def init(self, start: Start) -> tuple[State, Rows]:
         """Start every client at the initial model."""

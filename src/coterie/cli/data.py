@@ -1,4 +1,4 @@
-"""Commands about data sets: list them, check which are on the disk, download one."""
+"""Commands about data sets: list them, check which are on the disk, download one, describe one of your own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import typer
 from coterie import data
 from coterie.cli import listing
 from coterie.cli.console import err, out
-from coterie.cli.shared_options import DataDir
+from coterie.cli.shared_options import DataDir, Folder
+from coterie.errors import ConfigError, DataError
 
-app = typer.Typer(help="List data sets, check which are on the disk, download one.", no_args_is_help=True)
+app = typer.Typer(
+    help="List data sets, check which are on the disk, download one, describe your own.", no_args_is_help=True
+)
 app.command(name="list")(listing.data_sets)
 
 _STYLES = {"whole": "green", "damaged": "red", "incomplete": "yellow", "missing": "dim"}
@@ -45,3 +48,46 @@ def fetch(
     where.
     """
     err.print(f"data: {data.fetch(name, data_dir, progress=not quiet)}", markup=False, highlight=False)
+
+
+@app.command()
+def describe(
+    source: Annotated[
+        str, typer.Argument(metavar="TABLE", help="Your table, as after --data: table:a.csv,label=outcome.")
+    ],
+    write: Annotated[
+        Folder, typer.Option(metavar="FILE", help="Write what the columns are to a file, for columns=FILE.")
+    ] = None,
+) -> None:
+    """Show what the columns of a table are taken for, its gaps, the rows of each client, and all that is wrong with it.
+
+    Example: coterie data describe table:a.csv,label=outcome,client=hospital --write schema.yaml
+    """
+    from coterie.data.registry import SOURCES
+    from coterie.options import resolve
+
+    found = resolve("data set", source, SOURCES)
+    from coterie.data.table import TableSource
+
+    if not isinstance(found, TableSource):
+        raise ConfigError(f"data is {source!r}, but only a table has columns: give table:FILE,label=COLUMN")
+    from coterie.data import table_overview
+
+    content = found.content()
+    out.print(table_overview.columns_table(found, content))
+    clients = table_overview.clients_table(found, content)
+    if clients is not None:
+        out.print(clients)
+    if write is not None:
+        if write.exists():
+            raise ConfigError(f"write is {str(write)!r}, which is there already: choose another file")
+        try:
+            content.schema.write(write)
+        except OSError as error:
+            raise ConfigError(f"write is {str(write)!r}, which cannot be written ({error.strerror})") from error
+        err.print(f"schema: {write}", markup=False, highlight=False)
+    for sentence in content.problems:
+        err.print(f"problem: {sentence}", markup=False, highlight=False, soft_wrap=True)
+    if content.problems:
+        count = len(content.problems)
+        raise DataError(f"the table {found.path} cannot be used as it is: {count} problem{'s' if count > 1 else ''}")

@@ -13,7 +13,7 @@ from coterie.cli.shared_options import DataDir, Text
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    client: Annotated[int, typer.Option(help="The client, counted from 0.")],
+    client: Annotated[str, typer.Option(metavar="CLIENT", help="The client: its name, or its number from 0.")],
     best: Annotated[
         Text,
         typer.Option(

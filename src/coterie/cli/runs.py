@@ -69,6 +69,7 @@ def show(
 ) -> None:
     """Show runs beside each other in one table; of one that is not finished, what it has so far."""
     from coterie import api
+    from coterie.results.client_table import client_table
     from coterie.results.labels import run_title
     from coterie.results.partial_summary import partial_summary
 
@@ -81,6 +82,8 @@ def show(
             done = summaries[-1]["rounds"]
             err.print(f"{path} is not finished: round {done} of {result.config['rounds']}", highlight=False)
     _print(summaries, titles)
+    if len(runs) == 1 and result.client_names:
+        standard_output.print(client_table(result))
 
 
 def _show(result: Result, quiet: bool) -> None:

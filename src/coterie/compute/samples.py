@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from coterie import randomness
 from coterie.data import Dataset
 from coterie.data.partitions import Ragged, Shares
+from coterie.errors import ConfigError
 
 Split = Literal["train", "validation", "test"]
 
@@ -61,16 +63,21 @@ class Samples:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         labels: Tensor | None = None,
+        own: Sequence[Dataset] = (),
     ) -> Samples:
-        """Put a shared-out data set on a device."""
+        """Put a shared-out data set on a device; ``own`` are, client by client, data sets with its own statistics."""
         dims = (len(dataset.mean), *(1,) * (dataset.x.dim() - 2))
         mean = torch.tensor(dataset.mean, dtype=dtype, device=device).view(dims)
         std = torch.tensor(dataset.std, dtype=dtype, device=device).view(dims)
         is_bytes = dataset.x.dtype == torch.uint8
         scale, shift = 1 / (255.0 * std if is_bytes else std), -mean / std
         x = dataset.x.to(device)
+        if dataset.fill and not own:
+            x = _filled(x, dataset)
         fixed = shares.noise is not None and not shares.redraw_noise
-        if not is_bytes or fixed or x.numel() * dtype.itemsize <= _FLOAT_LIMIT:
+        if own:
+            x = _scaled_by_owners(x, shares, own, dtype)
+        elif not is_bytes or fixed or x.numel() * dtype.itemsize <= _FLOAT_LIMIT:
             # Not in place: a data set that is float32 already on this device may share the caller's memory.
             x = x.to(dtype) * scale + shift
         if fixed and shares.noise is not None:
@@ -121,6 +128,29 @@ class Samples:
 
 def _to(ragged: Ragged, device: torch.device | str) -> Ragged:
     return Ragged(ragged.flat.to(device), ragged.offsets.to(device))
+
+
+def _filled(x: Tensor, dataset: Dataset) -> Tensor:
+    return torch.where(x.isnan(), torch.tensor(dataset.fill, dtype=x.dtype, device=x.device), x)
+
+
+def _scaled_by_owners(x: Tensor, shares: Shares, own: Sequence[Dataset], dtype: torch.dtype) -> Tensor:
+    """Scale each client's samples by its own statistics."""
+    held = torch.cat([part.flat for part in (shares.train, shares.validation, shares.test)])
+    if bool((held.bincount() > 1).any()):
+        raise ConfigError(
+            f"under the partition {shares.scheme!r} clients share samples, which cannot be scaled by each client's own "
+            "statistics: use one in which they share none, or data with norm=unit or norm=none"
+        )
+    out = torch.zeros(x.shape, dtype=dtype, device=x.device)
+    for client, dataset in enumerate(own):
+        mine = torch.cat([part[client] for part in (shares.train, shares.validation, shares.test)]).to(x.device)
+        dims = (len(dataset.mean), *(1,) * (x.dim() - 2))
+        mean = torch.tensor(dataset.mean, dtype=dtype, device=x.device).view(dims)
+        std = torch.tensor(dataset.std, dtype=dtype, device=x.device).view(dims)
+        values = _filled(x[mine], dataset) if dataset.fill else x[mine]
+        out[mine] = values.to(dtype) * (1 / (255.0 * std if x.dtype == torch.uint8 else std)) - mean / std
+    return out
 
 
 def _add_fixed_noise(x: Tensor, shares: Shares, seed: int) -> None:

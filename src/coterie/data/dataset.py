@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,25 @@ from torch import Tensor
 from coterie.errors import DataError
 from coterie.options import Parameter, Spec
 from coterie.tasks import TASKS
+
+GapFilling = Literal["", "mean", "median", "zero"]
+"""What a gap (NaN) in a column is filled with; empty for a column that has none."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to inputs with statistics that are taken from training samples, once it is known who has which.
+
+    Parameters
+    ----------
+    scaled
+        Of each entry of axis 1 of the inputs, whether it is brought to mean 0 and deviation 1.
+    gaps
+        Of each, what gaps (NaN) are filled with, before that; empty if there are none anywhere.
+    """
+
+    scaled: tuple[bool, ...]
+    gaps: tuple[GapFilling, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +65,13 @@ class Dataset:
         The super-class of each class, where the classes have any; ``groups`` partitions keep them together.
     features
         The names of a table's columns as they are in ``x``: a number's column by its name, a text's as ``name=text``.
+    owner_names
+        The natural clients' names, where they have any: ``owner`` counts them from 0.
+    fill
+        What stands in place of a gap (NaN), one for each entry of axis 1 of ``x``; empty if there are no gaps.
+    preparation
+        What ``mean``, ``std`` and ``fill`` are statistics of; a run takes them anew, from its training samples. Without
+        one they are constants.
     """
 
     name: str
@@ -60,6 +86,9 @@ class Dataset:
     groups: Tensor | None = field(default=None, repr=False)
     superclasses: tuple[int, ...] = field(default=(), repr=False)
     features: tuple[str, ...] = field(default=(), repr=False)
+    owner_names: tuple[str, ...] = field(default=(), repr=False)
+    fill: tuple[float, ...] = field(default=(), repr=False)
+    preparation: Preparation | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         count = len(self.x)
@@ -74,6 +103,10 @@ class Dataset:
             (len(self.mean) != len(self.std), f"{len(self.mean)} means but {len(self.std)} standard deviations"),
             (any(not value > 0 for value in self.std), f"a standard deviation in {self.std} is not positive"),
             (self.owner is not None and len(self.owner) != count, "not every sample has an owner"),
+            (
+                self.owner is not None and 0 < len(self.owner_names) <= int(self.owner.max()),
+                f"{len(self.owner_names)} owners have names, but there are more",
+            ),
             (self.task == "binary" and len(self.classes) != 2, f"a binary task has 2 classes, not {len(self.classes)}"),
         ]
         for wrong, sentence in problems:
@@ -161,6 +194,16 @@ class Source(Spec, ABC):
         Dataset
             The samples.
         """
+
+    def owners(self) -> dict[str, int] | None:
+        """Count the samples of each natural client of data that name them, without loading the data.
+
+        Returns
+        -------
+        dict of str to int or None
+            Samples by name, in the order of the natural clients' numbers; ``None`` if the data name none.
+        """
+        return None
 
     @classmethod
     def describe(cls) -> DataInfo:

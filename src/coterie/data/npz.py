@@ -12,8 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.data._user_data import TaskKind, UserSource, channel_norm, encode_labels, encode_owner
-from coterie.data.dataset import Dataset
+from coterie.data._user_data import TaskKind, UserSource, count_owners, encode_labels, encode_owner, with_statistics
+from coterie.data.dataset import Dataset, Preparation
 from coterie.errors import DataError
 
 
@@ -25,22 +25,17 @@ class NpzSource(UserSource):
     positional: ClassVar[str | None] = "path"
 
     path: Path = Field(description="the file; images as [N, H, W] or [N, channels, H, W]")
+    client: str = Field("client", description="the array that says whose a sample is")
     task: TaskKind = Field("multiclass", description="what is to be predicted")
     norm: Literal["unit", "own"] = Field("unit", description="unit: pixels in [0, 1]; own: mean 0, deviation 1")
 
     def load(self, folder: Path, seed: int) -> Dataset:
         """Read the arrays."""
         path = self.path.expanduser()
-        try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                arrays = {key: archive[key] for key in ("x", "y", "client") if key in archive}
-        except FileNotFoundError:
-            raise DataError(f"there is no file {path}") from None
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-            raise DataError(f"the file {path} cannot be read as an .npz of plain arrays: {error}") from None
-        for key in ("x", "y"):
+        arrays = self._arrays(path, "x", "y", self.client)
+        for key in ("x", "y", *(["client"] if self.client != "client" else [])):
             if key not in arrays:
-                raise DataError(f"the file {path} has no array {key!r}")
+                raise DataError(f"the file {path} has no array {self.client if key == 'client' else key!r}")
         counts = {key: len(np.atleast_1d(array)) for key, array in arrays.items()}
         if len(set(counts.values())) > 1 or arrays["y"].ndim != 1:
             raise DataError(
@@ -48,9 +43,25 @@ class NpzSource(UserSource):
             )
         x = self._inputs(arrays.pop("x"), path)
         y, classes = encode_labels(arrays["y"], self.task, str(path))
-        owner = encode_owner(arrays["client"]) if "client" in arrays else None
-        mean, std = channel_norm(x) if self.norm == "own" else ((0.0,), (1.0,))
-        return Dataset(self.text(), x, y, len(x), self.task, classes, mean, std, owner=owner)
+        owner, names = encode_owner(arrays["client"], str(path)) if "client" in arrays else (None, ())
+        preparation = Preparation((True,) * x.shape[1]) if self.norm == "own" else None
+        known: dict[str, Any] = {"owner": owner, "owner_names": names, "preparation": preparation}
+        return with_statistics(Dataset(self.text(), x, y, len(x), self.task, classes, (0.0,), (1.0,), **known))
+
+    def owners(self) -> dict[str, int] | None:
+        """Read the owners alone."""
+        path = self.path.expanduser()
+        found = self._arrays(path, self.client).get("client")
+        return None if found is None else count_owners(*encode_owner(np.atleast_1d(found), str(path)))
+
+    def _arrays(self, path: Path, *wanted: str) -> dict[str, npt.NDArray[Any]]:
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                return {"client" if key == self.client else key: archive[key] for key in wanted if key in archive}
+        except FileNotFoundError:
+            raise DataError(f"there is no file {path}") from None
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+            raise DataError(f"the file {path} cannot be read as an .npz of plain arrays: {error}") from None
 
     def _inputs(self, x: npt.NDArray[Any], path: Path) -> Tensor:
         if x.dtype != np.uint8:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,11 +13,10 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from coterie.data._user_data import TaskKind, UserSource, channel_norm, encode_labels, encode_owner
-from coterie.data.dataset import Dataset
+from coterie.data._user_data import TaskKind, UserSource, count_owners, encode_labels, encode_owner, with_statistics
+from coterie.data.dataset import Dataset, Preparation
+from coterie.data.table_schema import Feature, TableSchema, encode, infer
 from coterie.errors import DataError
-
-_MOST_TEXTS = 100  # a column with more different texts is an identifier or free text, which one-hot columns do not help
 
 
 def _split(value: Any) -> Any:
@@ -24,6 +24,17 @@ def _split(value: Any) -> Any:
 
 
 ColumnNames = Annotated[tuple[str, ...], BeforeValidator(_split)]
+
+
+@dataclass(frozen=True)
+class TableContent:
+    """A table as it was read: its columns to predict from, what they are, and everything that is wrong with it."""
+
+    frame: pd.DataFrame
+    inputs: pd.DataFrame
+    schema: TableSchema
+    features: list[Feature]
+    problems: list[str]
 
 
 class TableSource(UserSource):
@@ -37,76 +48,102 @@ class TableSource(UserSource):
     label: str = Field(description="the column to predict")
     client: str = Field("", description="the column that says whose a row is")
     drop: ColumnNames = Field((), description="columns to leave out, as name+date")
+    columns: Path | None = Field(
+        None, description="a file that says what the columns are, as `coterie data describe --write` writes it"
+    )
     task: TaskKind = Field("multiclass", description="what is to be predicted")
-    norm: Literal["own", "none"] = Field("own", description="own: numeric columns get mean 0 and deviation 1")
+    norm: Literal["own", "none"] = Field("own", description="own: numbers and dates get mean 0 and deviation 1")
 
     def load(self, folder: Path, seed: int) -> Dataset:
-        """Read the table; columns of text become one column for each text."""
+        """Read the table; each category becomes a column, and gaps are filled when it is known who has which row."""
+        path, content = self.path.expanduser(), self.content()
+        if content.problems:
+            found = content.problems
+            count = f"{len(found)} problems: " if len(found) > 1 else ""
+            raise DataError(f"the table {path} cannot be used: {count}{'; '.join(found)}")
+        frame, features = content.frame, content.features
+        y, classes = encode_labels(_plain(frame[self.label]), self.task, f"{path}, column {self.label!r},")
+        owner, names = self._owners(frame, path) if self.client else (None, ())
+        x = torch.from_numpy(np.stack([each.values for each in features], axis=1).astype(np.float32))
+        gaps = tuple(each.gaps for each in features)
+        scaled = tuple(each.scaled and self.norm == "own" for each in features)
+        known: dict[str, Any] = {
+            "owner": owner,
+            "owner_names": names,
+            "features": tuple(each.name for each in features),
+            "preparation": Preparation(scaled, gaps if any(gaps) else ()) if any(scaled) or any(gaps) else None,
+        }
+        norm = ((0.0,) * x.shape[1], (1.0,) * x.shape[1])
+        return with_statistics(Dataset(self.text(), x, y, len(x), self.task, classes, *norm, **known))
+
+    def content(self) -> TableContent:
+        """Read the table and say everything that is wrong with it; a file that is no such table is refused."""
         path = self.path.expanduser()
         frame = self._read(path)
-        for column in (self.label, *([self.client] if self.client else []), *self.drop):
+        kept = [self.label, *([self.client] if self.client else []), *self.drop]
+        for column in kept:
             if column not in frame.columns:
                 raise DataError(f"the table {path} has no column {column!r}: it has {', '.join(frame.columns)}")
         if not len(frame):
             raise DataError(f"the table {path} has no rows")
-        gaps = [column for column in frame.columns if column not in self.drop and frame[column].isna().any()]
-        if gaps:
-            row = int(np.flatnonzero(frame[gaps[0]].isna())[0])
-            raise DataError(f"the table {path} has no value in column {gaps[0]!r}, row {row}: fill it in or drop it")
-        y, classes = encode_labels(_plain(frame[self.label]), self.task, f"{path}, column {self.label!r},")
-        owner = encode_owner(_plain(frame[self.client])) if self.client else None
-        inputs = frame.drop(columns=[self.label, *([self.client] if self.client else []), *self.drop])
-        x, numeric, features = self._features(inputs, path)
-        mean, std = [0.0] * x.shape[1], [1.0] * x.shape[1]
-        if self.norm == "own":
-            means, stds = channel_norm(x)
-            mean = [value if number else 0.0 for value, number in zip(means, numeric, strict=True)]
-            std = [value if number else 1.0 for value, number in zip(stds, numeric, strict=True)]
-        norm = (tuple(mean), tuple(std))
-        return Dataset(self.text(), x, y, len(x), self.task, classes, *norm, owner=owner, features=tuple(features))
+        problems = []
+        for column, what in ((self.label, "label"), *([(self.client, "client")] if self.client else [])):
+            missing = frame[column].isna().to_numpy()
+            if missing.any():
+                count, row = int(missing.sum()), int(missing.argmax())
+                problems.append(f"{count} rows have no {what} (column {column!r}), the first is row {row}")
+        inputs = frame.drop(columns=kept)
+        schema, unfit = (TableSchema.read(self.columns.expanduser()), []) if self.columns else infer(inputs)
+        known = inputs if self.columns else inputs[list(schema.columns)]
+        features, wrong = encode(known, schema)
+        if not features and not unfit:
+            unfit = ["there are no columns to predict from"]
+        return TableContent(frame, inputs, schema, features, [*problems, *unfit, *wrong])
 
-    def _read(self, path: Path) -> pd.DataFrame:
+    def owners(self) -> dict[str, int] | None:
+        """Read the client column alone."""
+        if not self.client:
+            return None
+        path = self.path.expanduser()
+        frame = self._read(path, self.client)
+        if self.client not in frame.columns:
+            raise DataError(f"the table {path} has no column {self.client!r}: it has {', '.join(frame.columns)}")
+        return count_owners(*self._owners(frame, path))
+
+    def _owners(self, frame: pd.DataFrame, path: Path) -> tuple[Tensor, tuple[str, ...]]:
+        missing = frame[self.client].isna().to_numpy()
+        if missing.any():
+            raise DataError(
+                f"the table {path} has no value in column {self.client!r}, row {int(missing.argmax())}, so nobody "
+                f"knows whose the row is ({int(missing.sum())} rows are so): fill it in"
+            )
+        return encode_owner(_plain(frame[self.client]), f"{path}, column {self.client!r},")
+
+    def _read(self, path: Path, only: str = "") -> pd.DataFrame:
         ending = path.suffix.lower()
         if ending not in (".csv", ".parquet"):
             raise DataError(f"the table {path} is neither .csv nor .parquet")
         if not path.is_file():
             raise DataError(f"there is no file {path}")
         try:
-            frame = pd.read_csv(path) if ending == ".csv" else pd.read_parquet(path)
+            columns = [only] if only and only in self._columns(path) else None
+            if ending == ".csv":
+                frame = pd.read_csv(path, usecols=columns, low_memory=False)
+            else:
+                frame = pd.read_parquet(path, columns=columns)
         except (OSError, ValueError, pd.errors.ParserError) as error:
             raise DataError(f"the table {path} cannot be read: {error}") from None
         frame.columns = [str(column) for column in frame.columns]
         if frame.columns.duplicated().any():
             raise DataError(f"the table {path} has two columns of the same name")
-        return frame
+        return frame.reset_index(drop=True)
 
-    def _features(self, frame: pd.DataFrame, path: Path) -> tuple[Tensor, list[bool], list[str]]:
-        columns: list[npt.NDArray[np.float32]] = []
-        numeric: list[bool] = []
-        names: list[str] = []
-        for name in frame.columns:
-            values = _plain(frame[name])
-            if values.dtype == np.bool_ or np.issubdtype(values.dtype, np.number):
-                if not np.isfinite(values).all():
-                    raise DataError(f"the table {path} has an infinite value in column {name!r}")
-                columns.append(values.astype(np.float32)[:, None])
-                numeric.append(values.dtype != np.bool_)
-                names.append(name)
-                continue
-            if np.issubdtype(values.dtype, np.datetime64):
-                raise DataError(f"the table {path} has dates in column {name!r}: make numbers of them, or drop={name}")
-            texts, codes = np.unique(values, return_inverse=True)
-            if len(texts) > _MOST_TEXTS:
-                raise DataError(
-                    f"the table {path} has {len(texts)} different texts in column {name!r}, more than {_MOST_TEXTS}: "
-                    f"give drop={name}, or make numbers of them"
-                )
-            columns.append(np.eye(len(texts), dtype=np.float32)[codes])
-            numeric.extend([False] * len(texts))
-            names.extend(f"{name}={text}" for text in texts)
-        if not columns:
-            raise DataError(f"the table {path} has no columns to predict from")
-        return torch.from_numpy(np.concatenate(columns, axis=1)), numeric, names
+    def _columns(self, path: Path) -> list[str]:
+        if path.suffix.lower() == ".csv":
+            return [str(column) for column in pd.read_csv(path, nrows=0).columns]
+        from pyarrow import parquet
+
+        return list(parquet.read_schema(path).names)
 
 
 def _plain(column: pd.Series[Any]) -> npt.NDArray[Any]:

@@ -22,6 +22,7 @@ from coterie.compute.engine import Engine
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.data.partitions import Ragged, Shares
+from coterie.data.table_schema import MISSING
 from coterie.errors import ConfigError, DataError
 from coterie.federation.agreement import FILE, Agreement
 from coterie.models.problem import Problem
@@ -79,8 +80,24 @@ def _agreed(found: Dataset, agreement: Agreement) -> Dataset:
     if found.classes:
         y = torch.tensor([schema.classes.index(name) for name in found.classes])[y]
     return replace(
-        found, y=y, classes=schema.classes, mean=schema.mean, std=schema.std, owner=None, groups=None, superclasses=()
+        _filled(found, schema.mean),
+        y=y,
+        classes=schema.classes,
+        mean=schema.mean,
+        std=schema.std,
+        owner=None,
+        owner_names=(),
+        groups=None,
+        superclasses=(),
     )
+
+
+def _filled(found: Dataset, mean: tuple[float, ...]) -> Dataset:
+    """Fill gaps with the agreed means; a column that is not scaled has 0 for one."""
+    if not bool(found.x.isnan().any()):
+        return replace(found, fill=(), preparation=None)
+    fill = torch.tensor(mean).expand(found.x.shape[1])
+    return replace(found, x=torch.where(found.x.isnan(), fill, found.x), fill=(), preparation=None)
 
 
 def _in_order(found: Dataset, columns: tuple[str, ...]) -> Dataset:
@@ -103,10 +120,12 @@ def _in_order(found: Dataset, columns: tuple[str, ...]) -> Dataset:
     for place, name in enumerate(columns):
         if name in found.features:
             x[:, place] = found.x[:, found.features.index(name)]
+        elif name.removesuffix(MISSING) in (*found.features, *texts):
+            continue  # nothing is missing here
         elif "=" not in name or name.partition("=")[0] not in texts:
             raise DataError(f"the node's table has no column for {name!r}, which {FILE} names")
     ones = (0.0,) * len(columns), (1.0,) * len(columns)
-    return replace(found, x=x, features=columns, mean=ones[0], std=ones[1])
+    return replace(found, x=x, features=columns, mean=ones[0], std=ones[1], fill=(), preparation=None)
 
 
 def own_population(dataset: Dataset, client: int, config: ExperimentConfig) -> Population:

@@ -233,6 +233,7 @@ def _open(config: ExperimentConfig, agreement: Agreement, out: Path) -> tuple[Ru
     if not (out / "config.yaml").exists():
         run = secrets.token_hex(8)
         folder = RunFolder.create(out, config.plain())
+        folder.write_client_names([member.name for member in agreement.members])
         folder.write_choices({"engine": "loop", "threads": config.threads, "federation": agreement.name, "run": run})
         return folder, run, True
     folder = RunFolder.open(out)

@@ -126,7 +126,7 @@ def kind(name: str | None) -> Kind | None:
 
 def export(
     run: str | os.PathLike[str],
-    client: int,
+    client: int | str,
     out: str | os.PathLike[str] = "model.safetensors",
     *,
     best: Kind | None = None,
@@ -143,7 +143,7 @@ def export(
     run
         The run's folder.
     client
-        The client.
+        The client, by number or by name.
     out
         The file for the parameters; the others are put beside it.
     best
@@ -173,8 +173,7 @@ def export(
         _refuse_without_onnx()
     result = Result(run)
     summary, config, copies = result.summary, stored_config(result.path), read_code(result.path)
-    if not 0 <= client < config.clients:
-        raise ConfigError(f"client is {client}, but the run in {run} has clients 0 to {config.clients - 1}")
+    client = result.client_number(client)
     parts, last = _restored(result.path, config, None if data_dir is None else Path(data_dir))
     algorithm = parts.simulation.algorithm
     wanted = best or ("personal" if algorithm.has_personal else "global")
@@ -190,12 +189,13 @@ def export(
             f"the {taken} model of {algorithm.title} is more than the model {result.config['model']!r} with other "
             "parameters: it cannot be exported"
         )
-    dataset = parts.population.dataset
+    dataset = parts.population.seen_by(client)
     facts = {
         "run": result.path.name,
         "algorithm": algorithm.name,
         "settings": algorithm.settings(),
         "client": client,
+        **({"client_name": result.client_names[client]} if client in result.client_names else {}),
         "best": wanted,
         "kind": taken,
         "round": last,
@@ -205,6 +205,7 @@ def export(
         "classes": list(dataset.classes),
         "mean": list(dataset.mean),
         "std": list(dataset.std),
+        **({"fill": list(dataset.fill)} if dataset.fill else {}),
         "dtype": config.dtype,
         "test": _measured(result, client, recorded),
     }

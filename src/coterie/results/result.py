@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from coterie.errors import RunFolderError
+from coterie.errors import ConfigError, RunFolderError
 from coterie.results import figures, heat_maps
 from coterie.results.labels import run_title
 from coterie.results.run_set import RunSet
@@ -24,7 +24,7 @@ from coterie.runs.storage import (
     read_shares,
     read_summary,
 )
-from coterie.runs.storage.run_files import SHARES
+from coterie.runs.storage.run_files import SHARES, read_client_names
 from coterie.tables import Table
 
 if TYPE_CHECKING:
@@ -92,33 +92,37 @@ class Result:
         """The rounds that have collaboration weights, in order; none if the method has none."""
         return collaboration_weights_log(self._path).rounds()
 
-    def weights(self, round_number: int | None = None) -> pd.DataFrame:
+    def weights(self, round_number: int | None = None, names: bool = False) -> pd.DataFrame:
         """Give the collaboration weights of one round.
 
         Parameters
         ----------
         round_number
             The round, by default the last that has weights.
+        names
+            Label clients by their names, where they have any, in place of their numbers.
 
         Returns
         -------
         pandas.DataFrame
             The matrix; its index are the clients that took, its columns those from whom they took.
         """
-        return collaboration_weights_log(self._path).read(round_number)
+        return self._labelled(collaboration_weights_log(self._path).read(round_number), names)
 
     @property
     def matrix_rounds(self) -> list[int]:
         """The rounds that have an accuracy matrix, in order; none unless ``matrix`` was asked for."""
         return accuracy_matrix_log(self._path).rounds()
 
-    def matrix(self, round_number: int | None = None) -> pd.DataFrame:
+    def matrix(self, round_number: int | None = None, names: bool = False) -> pd.DataFrame:
         """Give the accuracy matrix of one round.
 
         Parameters
         ----------
         round_number
             The round, by default the last that has one.
+        names
+            Label clients by their names, where they have any, in place of their numbers.
 
         Returns
         -------
@@ -126,12 +130,46 @@ class Result:
             The matrix; its index are the clients whose personal models were measured, its columns those on whose test
             samples.
         """
-        return accuracy_matrix_log(self._path).read(round_number)
+        return self._labelled(accuracy_matrix_log(self._path).read(round_number), names)
 
     @cached_property
     def shares(self) -> pd.DataFrame:
-        """What each client holds: ``client``, ``role``, sizes, and where known its group, noise and class counts."""
+        """What each client holds: ``client``, ``role``, sizes, and where known its name, group, noise and classes."""
         return read_shares(self._path)
+
+    @cached_property
+    def client_names(self) -> dict[int, str]:
+        """The clients' names by number, where they have any: hospitals, writers, members of a federation."""
+        return read_client_names(self._path)
+
+    def client_number(self, client: int | str) -> int:
+        """Give the number of a client that is named, or given by its number.
+
+        Parameters
+        ----------
+        client
+            The name, or the number, which may be written as a text.
+
+        Returns
+        -------
+        int
+            The number.
+
+        Raises
+        ------
+        ConfigError
+            If the run has no such client.
+        """
+        count = int(self._config["clients"])
+        for number, name in self.client_names.items():
+            if client == name:
+                return number
+        if isinstance(client, int) or client.isdecimal():
+            if 0 <= int(client) < count:
+                return int(client)
+            raise ConfigError(f"client is {client}, but the run in {self._path} has clients 0 to {count - 1}")
+        named = f": {', '.join(self.client_names.values())}" if self.client_names else ", which have no names"
+        raise ConfigError(f"client is {client!r}, but the run in {self._path} has clients 0 to {count - 1}{named}")
 
     @property
     def has_shares(self) -> bool:
@@ -264,6 +302,9 @@ class Result:
             One row for each model.
         """
         return table([self.summary], methods=[run_title(self)])
+
+    def _labelled(self, matrix: pd.DataFrame, names: bool) -> pd.DataFrame:
+        return matrix.rename(index=self.client_names, columns=self.client_names) if names else matrix
 
     @cached_property
     def _summary(self) -> dict[str, Any] | None:

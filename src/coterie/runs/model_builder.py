@@ -39,7 +39,8 @@ def make_engine(
         module, dataset.task, loss=_loss(config.loss), metrics=config.metrics, dtype=dtype, device=device
     )
     labels = _poisoned(config, population) if len(population.roles.attackers) else None
-    samples = Samples.of(dataset, population.shares, seed=config.seed, device=device, dtype=dtype, labels=labels)
+    where = {"device": device, "dtype": dtype}
+    samples = Samples.of(dataset, population.shares, seed=config.seed, **where, labels=labels, own=population.own)
     _try_out(config, problem, samples, dataset)
     if config.engine == "loop":
         return LoopEngine(problem, samples, config.seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from coterie import data, randomness
+from coterie.algorithms import registry
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.data.partitions import Shares, share_out
+from coterie.data.statistics import prepared
 from coterie.errors import ConfigError
 from coterie.simulation import attacks
 
@@ -56,23 +58,33 @@ class Population:
         Who holds which.
     roles
         Who trains, is held out, attacks.
+    own
+        For each client, the data set with statistics of its own training samples, where those are what scales it.
     """
 
     dataset: Dataset
     shares: Shares
     roles: Roles
+    own: tuple[Dataset, ...] = ()
+
+    def seen_by(self, client: int) -> Dataset:
+        """Give the data set with the statistics that scale a client's samples."""
+        return self.own[client] if self.own else self.dataset
 
     def holdings(self) -> pd.DataFrame:
         """Say what each client holds and does, in a table with a row for each.
 
-        Its columns are ``client``, ``role`` (honest, attacker or newcomer), the sizes ``train``, ``validation`` and
-        ``test``, where they are known ``group`` and ``noise``, and for each class ``class NAME``.
+        Its columns are ``client``, where clients have names ``name``, ``role`` (honest, attacker or newcomer), the
+        sizes ``train``, ``validation`` and ``test``, where they are known ``group`` and ``noise``, and for each class
+        ``class NAME``.
         """
         shares, count = self.shares, len(self.shares)
         role = np.full(count, "honest", dtype=object)
         role[self.roles.newcomers.numpy()] = "newcomer"
         role[self.roles.attackers.numpy()] = "attacker"
-        columns: dict[str, Any] = {"client": np.arange(count), "role": role}
+        columns: dict[str, Any] = {"client": np.arange(count)}
+        columns |= {"name": np.array(shares.names, dtype=object)} if shares.names else {}
+        columns["role"] = role
         for name in ("train", "validation", "test"):
             columns[name] = getattr(shares, name).sizes.numpy()
         columns |= {} if shares.groups is None else {"group": shares.groups.numpy()}
@@ -116,4 +128,17 @@ def make_population(config: ExperimentConfig, data_dir: Path | None = None) -> P
         scarcity=config.scarcity,
         max_test=config.max_test,
     )
-    return Population(dataset, shares, drawn)
+    return _with_statistics(config, Population(dataset, shares, drawn))
+
+
+def _with_statistics(config: ExperimentConfig, population: Population) -> Population:
+    """Take what scales inputs and fills gaps from training samples: of each client, or of all that train."""
+    dataset, train = population.dataset, population.shares.train
+    alone = config.scope == "local" or not registry.get(config.algorithm).federates
+    if dataset.preparation is None or (config.scope == "pooled" and not alone):  # as the data were loaded
+        return population
+    if alone:
+        own = tuple(prepared(dataset, [train[client]], "local") for client in range(len(train)))
+        return replace(population, own=own)
+    parts = [train[client] for client in population.roles.trainers.tolist()]
+    return replace(population, dataset=prepared(dataset, parts, "federated"))

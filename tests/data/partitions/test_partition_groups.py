@@ -169,4 +169,4 @@ def test_synthetic_clients_keep_their_groups() -> None:
     shares = share_out(made, "natural", clients=30, seed=1)
     assert shares.groups is not None and made.groups is not None
     assert torch.equal(shares.groups, made.groups)
-    assert share_out(made, "natural", clients=4, seed=1).groups is None  # 7 owners a client mix groups
+    assert share_out(made, "natural:7", clients=4, seed=1).groups is None  # 7 owners a client mix groups

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -311,8 +313,8 @@ def test_natural_clients_are_whole_owners_in_order() -> None:
     dataset = make(np.arange(70) % 2, 2, owner=owner)
     each = parts(share_out(dataset, "natural", clients=7, seed=1))
     assert [set(owner[part]) for part in each] == [{client} for client in range(7)]
-    # floor(7/3) = 2 owners a client; the seventh is left out.
-    pairs = parts(share_out(dataset, "natural", clients=3, seed=1))
+    # Two owners a client; the seventh is left out, as was asked for.
+    pairs = parts(share_out(dataset, "natural:2", clients=3, seed=1))
     assert [set(owner[part]) for part in pairs] == [{0, 1}, {2, 3}, {4, 5}]
     single = parts(share_out(dataset, "natural:1", clients=3, seed=1))
     assert [set(owner[part]) for part in single] == [{0}, {1}, {2}]
@@ -336,6 +338,21 @@ def test_natural_refusals() -> None:
         share_out(owned, "natural", clients=5, seed=1)
     with pytest.raises(PartitionError, match="too few for 2 clients of 3 each; use at most 1"):
         share_out(owned, "natural:3", clients=2, seed=1)
+    with pytest.raises(PartitionError, match=r"has 4 natural clients, but clients is 3; .*merge=true"):
+        share_out(owned, "natural", clients=3, seed=1)
+    with pytest.raises(PartitionError, match="owners and merge contradict"):
+        share_out(owned, "natural:2,merge=true", clients=2, seed=1)
+
+
+def test_merging_leaves_no_owner_out_and_joins_names() -> None:
+    owner = np.arange(70) % 7
+    dataset = replace(make(np.arange(70) % 2, 2, owner=owner), owner_names=tuple("abcdefg"))
+    merged = share_out(dataset, "natural:merge=true", clients=3, seed=1)
+    # 7 = 3 + 2 + 2 neighbours, and all 70 samples are dealt out.
+    assert [set(owner[part]) for part in parts(merged)] == [{0, 1, 2}, {3, 4}, {5, 6}]
+    assert sum(len(part) for part in parts(merged)) == 70
+    assert merged.names == ("a + b + c", "d + e", "f + g")
+    assert share_out(dataset, "iid", clients=3, seed=1).names == ()
 
 
 @FEW

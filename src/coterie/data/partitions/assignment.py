@@ -96,6 +96,7 @@ def share_out(
         redraw_noise=assigned.redraw_noise,
         groups=None if assigned.groups is None else torch.from_numpy(np.asarray(assigned.groups, dtype=np.int64)),
         scheme=assigned.scheme or scheme.text(),
+        names=assigned.names,
     )
 
 
@@ -111,6 +112,7 @@ def _pool(dataset: Dataset, test_fraction: float, min_samples: int | None) -> Sa
         owner_groups=None if dataset.groups is None else dataset.groups.cpu().numpy(),
         superclasses=dataset.superclasses,
         min_samples=min_samples,
+        owner_names=dataset.owner_names,
     )
 
 
@@ -153,6 +155,7 @@ def _check_parts(assigned: Assignment, scheme: Scheme, min_samples: int | None) 
         size = len(part) + (0 if assigned.test is None else len(assigned.test[client]))
         if len(part) < 1 or size < max(2, least):
             raise PartitionError(
-                f"partition {scheme.text()!r}: client {client} would have {size} samples and needs {max(2, least)}: "
-                "use fewer clients" + (" or a smaller min_samples" if min_samples else "")
+                f"partition {scheme.text()!r}: client {assigned.names[client] if assigned.names else client} would "
+                f"have {size} samples and needs {max(2, least)}: {scheme.remedy}"
+                + (" or a smaller min_samples" if min_samples else "")
             )

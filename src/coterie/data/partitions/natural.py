@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from coterie.data.partitions.scheme import Assignment, SamplePool, Scheme
+from coterie.data.partitions.scheme import Assignment, Indices, SamplePool, Scheme
 from coterie.errors import PartitionError
 
 
 class Natural(Scheme):
-    """Return every client whole natural owners of samples (writers, a client column), in their order."""
+    """Return every client one natural owner of samples (a writer, a hospital), or whole owners together if asked."""
 
     name: ClassVar[str] = "natural"
     by_label: ClassVar[bool] = False
     positional: ClassVar[str | None] = "owners"
+    remedy: ClassVar[str] = "leave such owners out with --partition natural:least=N"
     citation: ClassVar[str] = "Caldas et al., LEAF: a benchmark for federated settings, arXiv:1812.01097, 2018"
 
-    owners: int | None = Field(None, ge=1, description="owners of each client; auto: as many as every client can have")
+    owners: int | None = Field(
+        None, ge=1, description="owners of each client, and those left over are left out; auto: one, and none left over"
+    )
     least: int = Field(0, ge=0, description="leave out owners with fewer samples")
+    merge: bool = Field(False, description="deal all owners out to fewer clients, neighbours in order together")
+
+    def client_count(self, sizes: Sequence[int]) -> int:
+        """Say how many clients there are unless that is given, from the samples of each owner."""
+        known = sum(size >= max(1, self.least) for size in sizes)
+        return known // (self.owners or 1)
 
     def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
-        """Deal whole owners; those left over when they do not divide are left out."""
+        """Deal whole owners, in their order."""
         if pool.owner is None:
             raise PartitionError(
                 self.cannot(
@@ -33,23 +43,39 @@ class Natural(Scheme):
             )
         counts = np.bincount(pool.owner)
         known = np.flatnonzero(counts >= max(1, self.least))
-        each = len(known) // clients if self.owners is None else self.owners
-        if each < 1 or each * clients > len(known):
-            raise PartitionError(
-                self.cannot(
-                    f"the data set {pool.name!r} has {len(known)} natural clients"
-                    + (f" of at least {self.least} samples" if self.least else "")
-                    + f", which is too few for {clients} clients"
-                    + (f" of {each} each" if each > 1 else ""),
-                    f"use at most {len(known) // max(1, each)} clients",
-                )
-            )
-        taken = known[: each * clients].reshape(clients, each)
+        taken = self._taken(known, clients, pool.name)
         order = np.argsort(pool.owner, kind="stable")
         ends = np.cumsum(counts)
         parts = [np.concatenate([order[ends[one] - counts[one] : ends[one]] for one in mine]) for mine in taken]
         groups = None
         if pool.owner_groups is not None:
-            of_owner = pool.owner_groups[taken]
-            groups = of_owner[:, 0] if (of_owner == of_owner[:, :1]).all() else None
-        return Assignment(parts, groups=groups)
+            of_owner = [pool.owner_groups[mine] for mine in taken]
+            alone = all((each == each[0]).all() for each in of_owner)
+            groups = np.array([each[0] for each in of_owner]) if alone else None
+        names = tuple(" + ".join(pool.owner_names[one] for one in mine) for mine in taken) if pool.owner_names else ()
+        return Assignment(parts, groups=groups, names=names)
+
+    def _taken(self, known: Indices, clients: int, data: str) -> list[Indices]:
+        if self.merge and self.owners is not None:
+            raise PartitionError(self.cannot("owners and merge contradict each other", "give one of them"))
+        each = self.owners or 1
+        found = f"the data set {data!r} has {len(known)} natural clients"
+        found += f" of at least {self.least} samples" if self.least else ""
+        if each * clients > len(known):
+            raise PartitionError(
+                self.cannot(
+                    f"{found}, which is too few for {clients} clients" + (f" of {each} each" if each > 1 else ""),
+                    f"use at most {len(known) // each} clients",
+                )
+            )
+        if self.merge:
+            return list(np.array_split(known, clients))
+        if self.owners is None and clients != len(known):
+            raise PartitionError(
+                self.cannot(
+                    f"{found}, but clients is {clients}",
+                    f"give --clients {len(known)}, put owners together with natural:merge=true, or take the first "
+                    f"{clients} with natural:1",
+                )
+            )
+        return list(known[: each * clients].reshape(clients, each))

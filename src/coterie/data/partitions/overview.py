@@ -48,7 +48,7 @@ def table(shares: Shares, labels: Tensor, classes: Sequence[str] = (), limit: in
     view = Table(
         title=f"{len(shares)} clients, {shares.scheme}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
-    for heading in ("client", *(["group"] if shares.groups is not None else [])):
+    for heading in ("client", *(["name"] if shares.names else []), *(["group"] if shares.groups is not None else [])):
         view.add_column(heading, justify="right", no_wrap=True)
     for heading in ("train", "val", "test", *(["noise"] if shares.noise is not None else [])):
         view.add_column(heading, justify="right", no_wrap=True)
@@ -57,7 +57,8 @@ def table(shares: Shares, labels: Tensor, classes: Sequence[str] = (), limit: in
         view.add_column(heading, justify="right", overflow="fold")
     sizes = torch.stack([shares.train.sizes, shares.validation.sizes, shares.test.sizes], 1)
     for client in range(min(limit, len(shares))):
-        row = [str(client)] + ([str(int(shares.groups[client]))] if shares.groups is not None else [])
+        row = [str(client), *shares.names[client : client + 1]]
+        row += [str(int(shares.groups[client]))] if shares.groups is not None else []
         row += [str(int(size)) for size in sizes[client]]
         row += [f"{float(shares.noise[client]):.3g}"] if shares.noise is not None else []
         row += _cells(counts[client], names, wide) if counts is not None else []
@@ -65,7 +66,8 @@ def table(shares: Shares, labels: Tensor, classes: Sequence[str] = (), limit: in
     if len(shares) > limit:
         view.add_row("…")
     view.add_section()
-    total = ["all"] + ([""] if shares.groups is not None else []) + [str(int(size)) for size in sizes.sum(0)]
+    total = ["all", *([""] if shares.names else []), *([""] if shares.groups is not None else [])]
+    total += [str(int(size)) for size in sizes.sum(0)]
     total += [""] if shares.noise is not None else []
     total += _cells(counts.sum(0), names, wide) if counts is not None else []
     view.add_row(*total)

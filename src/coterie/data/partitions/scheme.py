@@ -39,6 +39,8 @@ class SamplePool:
         The super-class of each class, where there are any.
     min_samples
         The fewest samples a client may get, where the caller asks for some.
+    owner_names
+        The natural clients' names, where they have any.
     """
 
     name: str
@@ -50,6 +52,7 @@ class SamplePool:
     owner_groups: Indices | None = None
     superclasses: tuple[int, ...] = ()
     min_samples: int | None = None
+    owner_names: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -80,6 +83,8 @@ class Assignment:
         Whether clients may share training samples.
     scheme
         The text of the scheme as it was applied, if that says more than the one that was asked for.
+    names
+        The clients' names, where they have any.
     """
 
     parts: Sequence[Indices]
@@ -89,6 +94,7 @@ class Assignment:
     groups: Indices | None = None
     overlap: bool = False
     scheme: str | None = None
+    names: tuple[str, ...] = ()
 
 
 class Scheme(Spec, ABC):
@@ -96,6 +102,7 @@ class Scheme(Spec, ABC):
 
     kind: ClassVar[str] = "partition"
     by_label: ClassVar[bool]  # whether it needs class labels
+    remedy: ClassVar[str] = "use fewer clients"  # against a client that gets too little
 
     @abstractmethod
     def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:

@@ -87,6 +87,8 @@ class Shares:
         The known group of each client, if any.
     scheme
         The canonical text of the scheme as it was applied.
+    names
+        The clients' names, where they have any.
     """
 
     train: Ragged
@@ -96,6 +98,7 @@ class Shares:
     redraw_noise: bool
     groups: Tensor | None
     scheme: str
+    names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.train)

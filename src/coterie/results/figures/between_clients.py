@@ -40,11 +40,14 @@ class ClientOrder:
         For each of them, in words, what it has in common with its neighbours; empty if nothing is known.
     by
         What the order is by, in words.
+    names
+        The clients' names, where they have any.
     """
 
     clients: NDArray[np.int64]
     groups: tuple[str, ...]
     by: str
+    names: tuple[str, ...] = ()
 
 
 def order_by_group(shares: pd.DataFrame | None, clients: Iterable[int] | None = None) -> ClientOrder:
@@ -73,9 +76,10 @@ def order_by_group(shares: pd.DataFrame | None, clients: Iterable[int] | None = 
         keys = counts.to_numpy().argmax(1)
         words, by = [f"mostly {counts.columns[key]}" for key in keys], "main class"
     else:
-        return ClientOrder(np.sort(numbers), (), "number")
+        keys, words, by = np.zeros(len(numbers)), [], "number"
     place = np.lexsort((numbers, keys))
-    return ClientOrder(numbers[place], tuple(words[each] for each in place), by)
+    names = tuple(chosen["name"].iloc[place]) if "name" in chosen else ()
+    return ClientOrder(numbers[place], tuple(words[each] for each in place) if words else (), by, names)
 
 
 def class_counts(shares: pd.DataFrame) -> pd.DataFrame | None:
@@ -272,19 +276,22 @@ def _axis(order: ClientOrder, starts: Places, title: str) -> Axis:
         borders = tuple(float(edge) / width - 0.5 for edge in edges[1:-1])
         centres = [(first + last) / 2 / width - 0.5 for first, last in itertools.pairwise(edges)]
         ticks = tuple((float(at), order.groups[edge]) for at, edge in zip(centres, edges, strict=False))
+        if order.names and count <= min(_NAMED, len(parts)):
+            ticks = tuple((float(place), name) for place, name in enumerate(order.names))
         if len(ticks) <= _NAMED:
             return Axis(f"{title}, by {order.by}", ticks, borders, labels=labels)
     step = -(-len(parts) // _NAMED)
-    ticks = tuple((float(place), str(order.clients[starts[place]])) for place in np.arange(0, len(parts), step))
+    shown = order.names or tuple(map(str, order.clients))
+    ticks = tuple((float(place), shown[starts[place]]) for place in np.arange(0, len(parts), step))
     return Axis(f"{title}, by {order.by}" if order.groups else title, ticks, labels=labels)
 
 
 def _label(order: ClientOrder, part: Places) -> str:
-    numbers = [str(order.clients[place]) for place in part]
+    numbers = [order.names[place] if order.names else str(order.clients[place]) for place in part]
     groups = list(dict.fromkeys(order.groups[place] for place in part)) if order.groups else []
     where = f" ({', '.join(groups)})" if groups else ""
     if len(part) == 1:
-        return f"client {numbers[0]}{where}"
+        return f"{'' if order.names else 'client '}{numbers[0]}{where}"
     listed = ", ".join(numbers[:_LISTED]) + (", …" if len(part) > _LISTED else "")
     return f"{len(part)} clients: {listed}{where}"
 

@@ -88,7 +88,7 @@ def events(found: ReportData) -> Markup:
     rows = []
     for result, recorded in zip(found.runs.results, found.events, strict=True):
         for event in recorded:
-            client = "" if event.client is None else str(event.client)
+            client = "" if event.client is None else result.client_names.get(event.client, str(event.client))
             rows.append(Row((result.path.name, str(event.round), client, event.what, event.reason)))
     title = f"the first {_EVENTS} of {len(rows)} events" if len(rows) > _EVENTS else ""
     return table(Table(words("run", "round", "client", "what", "why"), tuple(rows[:_EVENTS]), title))

@@ -21,6 +21,8 @@ ABOUT = "run.json"
 """The file that says in which format the folder is, and what wrote it."""
 SHARES = "shares.parquet"
 """The file that says who holds what."""
+CLIENT_NAMES = "clients.json"
+"""The file with the clients' names, of a run whose clients nobody sees into: that of a federation's server."""
 SUMMARY = "summary.json"
 FORMAT = 1
 """The format of the folder: which files there are and what is in them, checkpoints apart, which have their own."""
@@ -76,6 +78,16 @@ def read_shares(path: Path) -> pd.DataFrame:
         raise RunFolderError(f"{path} does not say what its clients hold: it has no {SHARES}") from None
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path / SHARES} is damaged ({error}): it must be a table that this run wrote") from error
+
+
+def read_client_names(path: Path) -> dict[int, str]:
+    """Read the clients' names by number; empty where they have none, or nobody has said what they hold."""
+    if (path / CLIENT_NAMES).exists():
+        return dict(enumerate(read_json(path / CLIENT_NAMES)["names"]))
+    if not (path / SHARES).exists():
+        return {}
+    shares = read_shares(path)
+    return dict(zip(shares["client"].tolist(), shares["name"].tolist(), strict=True)) if "name" in shares else {}
 
 
 def collaboration_weights_log(path: Path) -> MatrixLog:

@@ -10,7 +10,8 @@
       timings.jsonl       seconds of every round
       weights/            collaboration weights, where the method has them
       matrix/             accuracy matrices, where they were asked for
-      shares.parquet      what each client holds, and its role
+      shares.parquet      what each client holds, its name where it has one, and its role
+      clients.json        of a federation's server, which has no shares: the members' names
       checkpoint/         the last two checkpoints
       choices.json        what the engine chose by measuring, reused on resume
       summary.json        the result in short, written last: a run that has it is finished
@@ -30,7 +31,7 @@ import hashlib
 import json
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,6 +49,7 @@ from coterie.runs.storage.matrix_log import MatrixLog
 from coterie.runs.storage.metrics_log import MetricsLog
 from coterie.runs.storage.run_files import (
     ABOUT,
+    CLIENT_NAMES,
     CONFIG,
     SHARES,
     SUMMARY,
@@ -179,6 +181,11 @@ class RunFolder:
         """Write what each client holds, a row for each."""
         with _reported(self.path), replacing(self.path / SHARES) as draft:
             shares.to_parquet(draft, index=False)
+
+    def write_client_names(self, names: Sequence[str]) -> None:
+        """Write the clients' names, in the order of their numbers, where there are no shares that have them."""
+        with _reported(self.path):
+            write_json(self.path / CLIENT_NAMES, {"names": list(names)})
 
     def flush(self) -> None:
         """Put everything recorded so far on the disk."""

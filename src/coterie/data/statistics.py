@@ -1,0 +1,93 @@
+"""How inputs are brought to mean 0 and deviation 1 and gaps are filled, by statistics of training samples alone.
+
+A client's part of a statistic is, of each channel, how many values there are, their sum and their sum of squares: what
+it could really send. Sums of squares are held as squared deviations from the client's own mean, which is the same
+knowledge, and put together by
+
+    n = n_a + n_b,   mean = mean_a + (mean_b - mean_a) n_b / n,   S = S_a + S_b + (mean_b - mean_a)² n_a n_b / n,
+
+so that a channel whose mean is large beside its deviation loses no digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.data.dataset import Dataset, Preparation
+from coterie.errors import ConfigError
+
+Scope = Literal["local", "federated", "pooled"]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of each channel: how many values, their mean, and the sum of their squared deviations from it (float64)."""
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Moments:
+        """Take them from samples ``[N, channels, ...]``; gaps (NaN) do not count, bytes count as 0 to 1."""
+        rest = [axis for axis in range(x.dim()) if axis != 1]
+        found = cls(*torch.zeros(3, x.shape[1], dtype=torch.float64).unbind())
+        for piece in x.split(4096):  # in float64, but never all at once: that would be eight times the images
+            values = piece.double() / 255.0 if x.dtype == torch.uint8 else piece.double()
+            here = ~values.isnan()
+            count = here.sum(rest).double()
+            mean = values.nan_to_num(0.0).sum(rest) / count.clamp(min=1)
+            away = (values - mean.view(1, -1, *(1,) * (x.dim() - 2))).nan_to_num(0.0)
+            found = found + cls(count, mean, away.square().sum(rest))
+        return found
+
+    def __add__(self, other: Moments) -> Moments:
+        count = self.count + other.count
+        share = other.count / count.clamp(min=1)
+        step = other.mean - self.mean
+        squares = self.squares + other.squares + step.square() * self.count * share
+        return Moments(count, self.mean + step * share, squares)
+
+
+def prepared(dataset: Dataset, parts: Iterable[Tensor], scope: Scope) -> Dataset:
+    """Give the data set with statistics of some samples: each entry of ``parts`` are the samples of one client."""
+    preparation = dataset.preparation
+    if preparation is None:
+        return dataset
+    if scope == "federated" and "median" in preparation.gaps:
+        raise ConfigError(
+            "scope is federated, but a median cannot be put together from what clients send: fill gaps with mean or "
+            "zero, or use scope local or pooled"
+        )
+    parts = list(parts)
+    zero = Moments(*torch.zeros(3, dataset.x.shape[1], dtype=torch.float64).unbind())
+    moments = sum((Moments.of(dataset.x[part]) for part in parts), zero)
+    rows = sum(len(part) for part in parts)
+    fill = _fill(preparation, moments, dataset.x, parts) if preparation.gaps else ()
+    if fill:  # as if the gaps had held what they are filled with
+        filled = torch.tensor(fill, dtype=torch.float64)
+        moments = moments + Moments(rows - moments.count, filled, torch.zeros_like(filled))
+    scaled = torch.tensor(preparation.scaled)
+    std = (moments.squares / moments.count.clamp(min=1)).sqrt()
+    mean = moments.mean.where(scaled, torch.zeros(()).double())
+    std = std.where(scaled & (std > 0), torch.ones(()).double())
+    return replace(dataset, mean=tuple(mean.tolist()), std=tuple(std.tolist()), fill=fill)
+
+
+def _fill(preparation: Preparation, moments: Moments, x: Tensor, parts: list[Tensor]) -> tuple[float, ...]:
+    fill = []
+    for place, how in enumerate(preparation.gaps):
+        value = 0.0
+        if how == "mean":
+            value = float(moments.mean[place])
+        elif how == "median":
+            values = torch.cat([x[part, place] for part in parts]).double()
+            values = values[~values.isnan()]
+            value = float(values.quantile(0.5)) if len(values) else 0.0
+        fill.append(value)
+    return tuple(fill)

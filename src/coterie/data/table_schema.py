@@ -1,0 +1,201 @@
+"""What a table's columns are: found out from the table, or written down, and how they become numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from coterie import options
+from coterie.data.dataset import GapFilling
+from coterie.yaml_file import read_yaml
+
+_MOST_TEXTS = 100  # a column with more different texts is an identifier or free text, which one-hot columns do not help
+_MOSTLY = 0.5  # a column of texts of which more than this part are numbers was meant to hold numbers
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
+_TRUTHS = {"true": 1.0, "false": 0.0}
+
+MISSING = " is missing"
+"""How the name of a column ends that says where another has gaps."""
+
+Floats = npt.NDArray[np.float64]
+
+
+class ColumnSchema(BaseModel):
+    """What one column is, and what is done about its gaps."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["number", "category", "boolean", "date"] = Field(description="what its values are")
+    gaps: Literal["none", "mean", "median", "zero", "own"] = Field(
+        "none", description="what fills a gap; own: a category of its own; none: there may be no gap"
+    )
+    indicator: bool = Field(True, description="whether a column of its own says where gaps were")
+    categories: tuple[str, ...] = Field((), description="the categories, of which each becomes a column")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ColumnSchema:
+        if (self.kind == "category") != bool(self.categories):
+            raise ValueError(
+                f"kind is {self.kind}, which {'needs' if self.kind == 'category' else 'has no'} categories"
+            )
+        if self.kind == "category" and self.gaps not in ("none", "own"):
+            raise ValueError(f"gaps is {self.gaps}, but must be none or own in a category")
+        if self.kind != "category" and self.gaps == "own":
+            raise ValueError(f"gaps is own, but must be none, mean, median or zero in a {self.kind}")
+        return self
+
+
+class TableSchema(BaseModel):
+    """What the columns are from which something is predicted, in their order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    columns: dict[str, ColumnSchema] = Field(description="the columns by name")
+
+    @classmethod
+    def read(cls, path: Path) -> TableSchema:
+        """Read a schema that was written down."""
+        found = read_yaml(path, "schema")
+        columns = found.get("columns")
+        if not isinstance(columns, dict) or set(found) != {"columns"}:
+            return options.make(cls, found, f"schema {path}")
+        made = {
+            str(name): options.make(ColumnSchema, value if isinstance(value, dict) else {}, f"schema {path}, {name}")
+            for name, value in columns.items()
+        }
+        return cls(columns=made)
+
+    def write(self, path: Path) -> None:
+        """Write it down, so that :meth:`read` reads it back."""
+        plain = {name: column.model_dump(mode="json", exclude_defaults=True) for name, column in self.columns.items()}
+        text = yaml.safe_dump({"columns": plain}, sort_keys=False, allow_unicode=True)
+        path.write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One column as a model sees it: its name, its values with NaN for gaps, and what is done to it."""
+
+    name: str
+    values: Floats
+    scaled: bool = False
+    gaps: GapFilling = ""
+
+
+def infer(frame: pd.DataFrame) -> tuple[TableSchema, list[str]]:
+    """Find out what the columns are; give what cannot be used too, in sentences."""
+    columns: dict[str, ColumnSchema] = {}
+    problems: list[str] = []
+    for name in frame.columns:
+        found = _infer_column(frame[name], str(name))
+        if isinstance(found, str):
+            problems.append(found)
+        else:
+            columns[str(name)] = found
+    return TableSchema(columns=columns), problems
+
+
+def _infer_column(column: pd.Series[Any], name: str) -> ColumnSchema | str:
+    there = column.dropna()
+    if there.empty:
+        return f"column {name!r} has no value at all: give drop={name}"
+    has_gaps = len(there) < len(column)
+    kind = _kind_of(there)
+    if kind != "category":
+        fill: Literal["none", "mean", "zero"] = "zero" if kind == "boolean" else "mean"
+        return ColumnSchema(kind=kind, gaps=fill if has_gaps else "none")
+    texts = there.astype(str)
+    numeric = pd.to_numeric(texts, errors="coerce")
+    if numeric.notna().mean() > _MOSTLY:
+        row = int(numeric.index[numeric.isna()][0])
+        return (
+            f"column {name!r} has {int(numeric.notna().sum())} numbers and {int(numeric.isna().sum())} texts, such as "
+            f"{texts[row]!r} in row {row}: make numbers of them, or leave them empty"
+        )
+    found = sorted(texts.unique())
+    if len(found) > _MOST_TEXTS:
+        return (
+            f"there are {len(found)} different texts in column {name!r}, more than {_MOST_TEXTS}: give drop={name}, "
+            "or make numbers of them"
+        )
+    return ColumnSchema(kind="category", gaps="own" if has_gaps else "none", categories=tuple(found))
+
+
+def _kind_of(there: pd.Series[Any]) -> Literal["number", "category", "boolean", "date"]:
+    if pd.api.types.is_bool_dtype(there.dtype):
+        return "boolean"
+    if pd.api.types.is_numeric_dtype(there.dtype):
+        return "number"
+    if pd.api.types.is_datetime64_any_dtype(there.dtype):
+        return "date"
+    texts = there.astype(str)
+    if texts.str.lower().isin(list(_TRUTHS)).all():
+        return "boolean"
+    return "date" if texts.str.fullmatch(_DATE).all() else "category"
+
+
+def encode(frame: pd.DataFrame, schema: TableSchema) -> tuple[list[Feature], list[str]]:
+    """Make numbers of a table; give what does not fit the schema too, in sentences."""
+    features: list[Feature] = []
+    problems = [f"there is no column {name!r}, which the schema names" for name in schema.columns if name not in frame]
+    problems += [
+        f"column {name!r} is not in the schema: give drop={name}"
+        for name in frame.columns
+        if name not in schema.columns
+    ]
+    for name, column in schema.columns.items():
+        if name not in frame:
+            continue
+        gaps = frame[name].isna().to_numpy()
+        if column.kind == "category":
+            features += _one_hot(frame[name], name, column.categories)
+        else:
+            values = _numbers(frame[name], column.kind)
+            problems += _wrong(frame[name], values, gaps, name, column.kind)
+            fill: GapFilling = column.gaps if column.gaps in ("mean", "median", "zero") else ""
+            features.append(Feature(name, values, column.kind != "boolean", fill))
+        if column.gaps == "none":
+            if gaps.any():
+                problems.append(f"column {name!r} has a gap in row {int(gaps.argmax())}, but the schema says none")
+        elif column.indicator:
+            features.append(Feature(f"{name}{MISSING}", gaps.astype(np.float64)))
+    return features, problems
+
+
+def _one_hot(column: pd.Series[Any], name: str, categories: tuple[str, ...]) -> list[Feature]:
+    texts, there = column.astype(str).to_numpy(dtype=object), column.notna().to_numpy()
+    # A category that the schema does not have is 0 in all of them.
+    return [Feature(f"{name}={one}", ((texts == one) & there).astype(np.float64)) for one in categories]
+
+
+def _numbers(column: pd.Series[Any], kind: str) -> Floats:
+    if kind == "date":
+        # Days since 1970: as float32 they tell minutes apart.
+        when = pd.to_datetime(column, format="ISO8601", errors="coerce", utc=True)
+        return _floats((when - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1))
+    if kind == "boolean" and not pd.api.types.is_numeric_dtype(column.dtype):
+        return _floats(column.astype(str).str.lower().map(_TRUTHS))
+    return _floats(pd.to_numeric(column, errors="coerce"))
+
+
+def _floats(column: pd.Series[Any]) -> Floats:
+    return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan), dtype=np.float64)
+
+
+def _wrong(column: pd.Series[Any], values: Floats, gaps: npt.NDArray[np.bool_], name: str, kind: str) -> list[str]:
+    problems = []
+    infinite, unread = np.isinf(values), np.isnan(values) & ~gaps
+    if infinite.any():
+        problems.append(f"there is an infinite value in column {name!r}, row {int(infinite.argmax())}")
+    if unread.any():
+        row = int(unread.argmax())
+        problems.append(f"column {name!r} has {column.iloc[row]!r} in row {row}, which is no {kind}")
+    return problems
