@@ -104,7 +104,7 @@ TABLE: dict[str, Row] = {
     "lp_proj": Row(_LOCAL | {"d_sub": 4}, down=lambda _: 4, up=lambda _: 4, variants=({"eta": 0.2, "momentum": 0.5},)),
     "pfedme": Row(
         _LOCAL | {"lam": 2.0, "inner_steps": 2},
-        variants=({"local_rounds": 7, "begin": "global", "beta": 0.7}, {"momentum": 0.5}),
+        variants=({"local_rounds": 7, "begin": "global", "beta": 0.7}, {"momentum": 0.5, "moves": "round"}),
     ),
     "ditto": Row(
         _LOCAL,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.errors import ConfigError, PartitionError
+from coterie.errors import ConfigError
 from coterie.evaluation import accuracy_matrix as m
 
 
@@ -82,29 +82,3 @@ def test_refusals():
         m.s_acc(torch.zeros(2, 3), 0.5, 0)
     with pytest.raises(ConfigError, match=r"between 0 and 1, not 1\.5"):
         m.s_acc(torch.zeros(2, 2), 1.5, 0)
-    with pytest.raises(PartitionError, match="client 1 has no test sample"):
-        m.equal_subsamples(torch.tensor([0, 3, 3, 5]), 0)
-    with pytest.raises(ConfigError, match="at_most=0"):
-        m.equal_subsamples(torch.tensor([0, 3]), 0, at_most=0)
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(0, 4), st.none() | st.integers(1, 6))
-@settings(max_examples=40, deadline=None)
-def test_equal_subsamples(sizes, seed, at_most):
-    offsets = torch.tensor([0, *np.cumsum(sizes)])
-    places = m.equal_subsamples(offsets, seed, at_most)
-    size = min(sizes) if at_most is None else min(at_most, *sizes)
-    assert places.shape == (len(sizes), size)
-    for client, row in enumerate(places.tolist()):
-        assert row == sorted(set(row))
-        assert offsets[client] <= row[0]
-        assert row[-1] < offsets[client + 1]
-    assert torch.equal(places, m.equal_subsamples(offsets, seed, at_most))
-
-
-def test_equal_subsamples_are_drawn_fairly():
-    offsets = torch.tensor([0, *range(4, 8004, 8)])  # one client of 4 and 1000 of 8: half of each is drawn
-    places = m.equal_subsamples(offsets, 5)[1:] - offsets[1:-1].unsqueeze(1)
-    counts = torch.bincount(places.flatten(), minlength=8)
-    # Each place is drawn by half of 1000 clients: 500 with std 15.8.
-    assert bool(((counts - 500).abs() < 80).all())

@@ -1,4 +1,4 @@
-"""APFL: the derivative by α against autograd, and its two ends, FedAvg and Local."""
+"""APFL: its equations replayed from old values, the derivative by α against autograd, and its ends FedAvg and Local."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def played(name: str, settings: dict[str, Any], rounds: int = 4) -> Simulation:
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 @pytest.mark.parametrize("decay", [0.0, 0.02])
 def test_alpha_moves_by_the_derivative_that_autograd_gives(engine: str, decay: float) -> None:
-    """On one full batch, for models ``v_i`` that differ from ``w`` by as much as ``w`` itself."""
+    """On one full batch at what the round began with, for models ``v_i`` as far from ``w`` as ``w`` is from zero."""
     lr, alpha = 0.05, 0.4
     settings = {"lr": lr, "batch_size": 0, "local_epochs": 1, "alpha": alpha, "alpha_decay": decay}
     module = small_model()
@@ -44,12 +44,9 @@ def test_alpha_moves_by_the_derivative_that_autograd_gives(engine: str, decay: f
 
     play(simulation, 1)
     for client in range(5):
-        leaf = start.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(loss(leaf, client), leaf)
-        w = start - lr * slope
         weight = torch.tensor(alpha, dtype=torch.float64, requires_grad=True)
         own = v[client].clone().requires_grad_()
-        by_alpha, by_own = torch.autograd.grad(loss(weight * own + (1 - weight) * w, client), (weight, own))
+        by_alpha, by_own = torch.autograd.grad(loss(weight * own + (1 - weight) * start, client), (weight, own))
         expected = (alpha - lr * (by_alpha + decay * alpha)).clamp(0, 1)
         torch.testing.assert_close(simulation.clients.rows["alpha"][client, 0], expected, rtol=0, atol=1e-14)
         # The gradient by v within the mixture is α ∇f(v̄): the factor is in the method's step.
@@ -130,12 +127,13 @@ def test_equals_a_replay_in_numpy(extra: dict[str, Any], monkeypatch: pytest.Mon
         for i, batches in recorder.take().items():
             copy, shared, own = w, Steps(settings), Steps(settings)
             for step, batch in enumerate(batches):
-                copy = copy - shared.step(gradient(copy, batch))
-                slope = gradient(alpha[i] * v[i] + (1 - alpha[i]) * copy, batch)
-                old = v[i].copy()
-                v[i] = v[i] - own.step(alpha[i] * slope)
+                # Both gradients are taken before anything moves.
+                mixed = gradient(alpha[i] * v[i] + (1 - alpha[i]) * copy, batch)
+                plain, apart = gradient(copy, batch), v[i] - copy
+                copy = copy - shared.step(plain)
+                v[i] = v[i] - own.step(alpha[i] * mixed)
                 if step == 0:
-                    raw = alpha[i] - lr * ((old - copy) @ slope + decay * alpha[i])
+                    raw = alpha[i] - lr * (apart @ mixed + decay * alpha[i])
                     alpha[i] = min(max(raw, 0.0), 1.0)
                     clipped |= raw != alpha[i]
             copies.append(copy)
@@ -145,6 +143,25 @@ def test_equals_a_replay_in_numpy(extra: dict[str, Any], monkeypatch: pytest.Mon
         np.testing.assert_allclose(row(simulation.clients.rows["alpha"])[:, 0], alpha, rtol=0, atol=1e-12)
         np.testing.assert_allclose(row(simulation.server["w"]), w, rtol=0, atol=1e-12)
     assert clipped or extra.get("alpha") != 0.98
+
+
+def test_the_first_round_leaves_alpha_where_it_is() -> None:
+    """Everybody begins with ``v_i = w``, where the mixture does not depend on ``α``.
+
+    Were ``w_i`` stepped first, ``v_i − w_i`` would be ``η ∇f(w)`` and ``α`` would fall by ``η² ⟨∇f(w), ∇f(v̄)⟩``.
+    """
+    best = 4 * points(5)
+    settings = {"lr": 0.1, "batch_size": 0, "local_epochs": 3, "alpha": 0.5}
+    simulation = regress("apfl", quadratics(best, [1.0] * 5), settings)
+    play(simulation, 1)
+    assert bool((simulation.clients.rows["alpha"] == 0.5).all())
+    # From zero with f = |θ − best|²/2: w_i after three steps is (1 − 0.9³) best; v̄ contracts along with both.
+    w, v = np.zeros_like(best), np.zeros_like(best)
+    for _ in range(3):
+        mixed = (v + w) / 2
+        w, v = w - 0.1 * (w - best), v - 0.1 * 0.5 * (mixed - best)
+    np.testing.assert_allclose(row(simulation.clients.rows["v"]), v, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(row(simulation.server["w"]), (1 - 0.9**3) * best.mean(0), rtol=0, atol=1e-13)
 
 
 def test_alpha_stays_when_it_is_not_to_be_learnt() -> None:

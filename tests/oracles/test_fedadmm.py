@@ -1,4 +1,4 @@
-"""FedADMM: its fixed point is the global optimum, its messages are true differences, its epochs are drawn."""
+"""FedADMM: its fixed point is the global optimum, its messages are true differences, it stays bounded."""
 
 from __future__ import annotations
 
@@ -41,6 +41,50 @@ def test_with_everybody_the_global_model_is_the_mean_of_augmented_models(rho: fl
         torch.testing.assert_close(simulation.server["w"], (state["w"] + state["pi"] / rho).mean(0), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("begin", ["global", "own"])
+def test_with_a_few_the_global_model_is_still_the_mean_over_all_clients(begin: str) -> None:
+    """Absent clients count with what they sent last, and those that never took part with the initial model."""
+    rho = 0.3
+    settings = {"rho": rho, "lr": 0.1, "batch_size": 4, "local_epochs": 3, "early_rounds": None, "begin": begin}
+    simulation = simulate("fedadmm", classification(), small_model(), task="multiclass", settings=settings)
+    for number in range(1, 7):
+        simulation.play_round(some(5, 2, number), number)
+        state = simulation.clients.rows
+        torch.testing.assert_close(simulation.server["w"], (state["w"] + state["pi"] / rho).mean(0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("early", [None, 60])
+def test_it_stays_bounded_when_six_of_sixty_take_part(early: int | None) -> None:
+    """With exact inner minima and ``b = ρ``, ``w_i + π_i/ρ`` is the client's optimum once it has taken part.
+
+    So ``w`` is a mean of optima and zeros, never longer than the longest, and in the end the optimum of the sum. Added
+    whole by six of sixty, a first reply, which carries ``w − w⁰``, doubles ``w`` in every round instead.
+    """
+    clients = 60
+    best = points(clients) + 5.0
+    settings = FIXED | {"rho": 1.0, "lr": 0.5, "batch_size": 0, "early_rounds": early}
+    simulation = regress("fedadmm", quadratics(best, [1.0] * clients), settings)
+    reach = float(np.linalg.norm(best, axis=1).max())
+    seen: set[int] = set()
+    for number in range(1, 201):
+        cohort = some(clients, 6, number)
+        seen |= set(cohort.tolist())
+        simulation.play_round(cohort, number)
+        w = row(simulation.server["w"])
+        assert np.linalg.norm(w) <= reach * (1 + 1e-12)
+        if early is None or number <= early:
+            np.testing.assert_allclose(w, best[sorted(seen)].sum(0) / clients, rtol=0, atol=1e-11)
+    assert len(seen) == clients
+
+
+def test_a_few_reach_the_global_optimum_of_unequal_quadratics() -> None:
+    best, b = points(12), np.linspace(0.5, 3, 12)
+    settings = FIXED | {"rho": 1.0, "lr": 0.2, "batch_size": 0, "local_epochs": 5, "least_epochs": 5}
+    simulation = regress("fedadmm", quadratics(best, list(b)), settings)
+    play(simulation, 600, lambda number: some(12, 3, number))
+    np.testing.assert_allclose(row(simulation.server["w"]), b @ best / b.sum(), rtol=0, atol=1e-10)
+
+
 def test_without_penalty_it_is_fedavg_with_equal_weights() -> None:
     samples = classification(sizes=[12] * 5)
     settings = {"lr": 0.1, "batch_size": 4, "local_epochs": 2}
@@ -81,7 +125,7 @@ def test_equals_a_replay_in_numpy(extra: dict[str, Any], monkeypatch: pytest.Mon
             pi[i] = pi[i] + rho * (params - w)
             changes.append(own[i] + pi[i] / rho - before)
         step = 0.25 if "early_rounds" in extra and number > 2 else 1.0
-        w = w + step * np.mean(changes, axis=0)
+        w = w + step * np.sum(changes, axis=0) / clients
         for name, expected in (("w", own), ("pi", pi)):
             np.testing.assert_allclose(row(simulation.clients.rows[name]), expected, rtol=0, atol=1e-12)
         np.testing.assert_allclose(row(simulation.server["w"]), w, rtol=0, atol=1e-12)

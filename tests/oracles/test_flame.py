@@ -146,13 +146,22 @@ def test_v_one_round_from_zeros(lam: float, rho: float) -> None:
     assert q < 1 or rho <= pull
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_vi_without_duals_it_is_pfedme(steps: int) -> None:
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"batch_size": 0, "local_epochs": 1}, {"local_rounds": 1, "inner_steps": 1}),
+        ({"batch_size": 0, "local_epochs": 3}, {"local_rounds": 1, "inner_steps": 3}),
+        # Its copy moves as often as FLAME's, however many minibatches a round has.
+        ({"batch_size": 4, "local_epochs": 1, "momentum": 0.5}, {"inner_steps": 1, "moves": "round"}),
+        ({"batch_size": 4, "local_epochs": 3, "weight_decay": 0.01}, {"inner_steps": 1, "moves": "round"}),
+    ],
+)
+def test_vi_without_duals_it_is_pfedme(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     lam, rho, clients = 2.0, 0.3, 5
     alpha = 1 / clients
-    common = {"lr": 0.1, "batch_size": 0, "lam": lam}
-    flame = common | {"rho": rho, "local_epochs": steps, "dual": False, "centre": "global"}
-    pfedme = common | {"local_rounds": 1, "inner_steps": steps, "eta": alpha / (lam * alpha + rho), "beta": 1.0}
+    common = ours | {"lr": 0.1, "lam": lam}
+    flame = common | {"rho": rho, "dual": False, "centre": "global"}
+    pfedme = common | {"eta": alpha / (lam * alpha + rho), "beta": 1.0} | theirs
     one = simulate("flame", classification(clients), small_model(), task="multiclass", settings=flame)
     two = simulate("pfedme", classification(clients), small_model(), task="multiclass", settings=pfedme)
     for number in range(1, 7):

@@ -61,10 +61,12 @@ def test_without_beta_the_global_model_stays() -> None:
         {"local_rounds": 5, "begin": "own"},
         {"local_rounds": 4, "begin": "global", "momentum": 0.5, "weight_decay": 0.001},
         {"local_epochs": 2, "beta": 0.7},
+        {"local_epochs": 2, "moves": "round", "momentum": 0.5},
+        {"local_rounds": 3, "moves": "round", "begin": "global"},
     ],
 )
 def test_equals_a_replay_in_numpy(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """K inner steps on each minibatch, then one of ``w_i``; R minibatches; an equal mean over those that replied."""
+    """K inner steps on each minibatch, then one of ``w_i``, or one at the end; an equal mean of the replies."""
     clients, lam, lr, eta, steps = 5, 3.0, 0.1, 0.05, 3
     best, sizes = points(clients), [6, 7, 9, 10, 12]
     common = {"lam": lam, "lr": lr, "eta": eta, "inner_steps": steps, "batch_size": 4}
@@ -93,6 +95,9 @@ def test_equals_a_replay_in_numpy(settings: dict[str, Any], monkeypatch: pytest.
                     slope = gradient(theta[i], batch) + lam * (theta[i] - own) + decay * theta[i]
                     velocity = momentum * velocity + slope
                     theta[i] = theta[i] - lr * velocity
+                if settings.get("moves") != "round":
+                    own = own - eta * lam * (own - theta[i])
+            if settings.get("moves") == "round":
                 own = own - eta * lam * (own - theta[i])
             copies.append(own)
         w = (1 - beta) * w + beta * np.mean(copies, axis=0)

@@ -65,7 +65,7 @@ def test_ends_of_s_acc_are_l_acc_and_g_acc_exactly(measured: Result) -> None:
 
 def test_the_summary_of_a_matrix(measured: Result) -> None:
     matrix, found = measured.matrix().to_numpy(), measured.summary["matrix"]
-    assert (found["round"], found["metric"], found["clients"], found["samples"]) == (5, "accuracy", 5, 2)
+    assert (found["round"], found["metric"], found["clients"], found["samples"]) == (5, "accuracy", 5, 5 * 2)
     assert found["l_acc"]["mean"] == pytest.approx(np.diag(matrix).mean(), abs=1e-12)
     assert found["l_acc"]["std"] == pytest.approx(np.diag(matrix).std(), abs=1e-12)
     assert found["g_acc"]["mean"] == pytest.approx(matrix.mean(), abs=1e-12)

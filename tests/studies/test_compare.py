@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from coterie import api
 from coterie.cli.app import app
 from coterie.config import ExperimentConfig
-from coterie.errors import Interrupted, RunFolderError
+from coterie.errors import CoterieError, Interrupted, RunFolderError
 from coterie.results import Result
 from coterie.runs.experiment import Experiment
 from coterie.runs.storage.atomic_files import read_json
@@ -264,6 +264,43 @@ def test_tuning_chooses_on_validation_and_not_on_test_data() -> None:
     results["fedavg-lr-0.2-seed1"] = None  # diverged
     found = standings(plan, results)
     assert found.tuning[0].chosen == {"lr": 0.1} and "lr=0.2: diverged" in found.tuning[0].sentence()
+
+
+def test_a_method_may_be_tuned_by_itself() -> None:
+    """Its own values stand in place of those of all methods for the same parameter, and beside them for others."""
+    methods: list[Any] = [
+        "fedavg",
+        {"algorithm": "fedacs", "tune": {"p": [0.0, 0.5]}},
+        {"algorithm": "fedprox", "tune": {"lr": [0.01]}},
+    ]
+    values = {**BOTH, "methods": methods, "seeds": [1], "tune": {"lr": [0.1, 0.2]}}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in make_plan(values).runs:
+        found.setdefault(run.method, []).append(run.candidate)
+        assert run.candidate.items() <= run.config.settings.items()
+    assert found == {
+        "fedavg": [{"lr": 0.1}, {"lr": 0.2}],
+        "fedacs": [{"lr": lr, "p": p} for lr in (0.1, 0.2) for p in (0.0, 0.5)],
+        "fedprox": [{"lr": 0.01}],
+    }
+    alone = make_plan({**values, "tune": None})
+    assert [run.candidate for run in alone.runs] == [{}, {"p": 0.0}, {"p": 0.5}, {"lr": 0.01}]
+
+
+@pytest.mark.parametrize(
+    ("tune", "more", "words"),
+    [
+        ({"mu": [0.1, 1.0]}, {}, "mu"),
+        ({"p": [0.5, 0.5]}, {}, "each once"),
+        ({"p": [0.0, 0.5]}, {"grid": {"p": [0.1, 0.2]}}, "tunes p, which grid varies"),
+        ({"p": [0.0, 0.5]}, {"validation": 0}, "validation is 0"),
+    ],
+)
+def test_refuses_a_methods_own_tuning_that_cannot_be(tune: Any, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(CoterieError, match=words):
+        make_plan({**BOTH, "methods": [{"algorithm": "fedacs", "tune": tune}], **more})
+    with pytest.raises(CoterieError, match="sets p, which tune varies"):
+        make_plan({**BOTH, "methods": [{"algorithm": "fedacs", "settings": {"p": 0.5}, "tune": {"p": [0.0, 0.5]}}]})
 
 
 def test_what_diverges_is_said_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

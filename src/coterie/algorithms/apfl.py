@@ -4,16 +4,17 @@ Deng, Kamani and Mahdavi, "Adaptive personalized federated learning", 2020.
 
 ::
 
-    client i ∈ S:   w_i ← w;  then for each minibatch of E epochs
-                        w_i ← w_i − η ∇f_i(w_i; batch)
+    client i ∈ S:   w_i ← w;  then for each minibatch of E epochs, all on the right from before the step
                         v̄_i = α_i v_i + (1 − α_i) w_i
+                        w_i ← w_i − η ∇f_i(w_i; batch)
                         v_i ← v_i − η α_i ∇f_i(v̄_i; batch)
                     at the round's first minibatch  α_i ← clip(α_i − η ⟨v_i − w_i, ∇f_i(v̄_i; batch)⟩, 0, 1)
     server:         w ← Σ_{i∈S} p_i w_i
 
-The inner product is the derivative of the loss of ``v̄_i`` by ``α_i``, at the ``v_i`` and ``w_i`` that ``v̄_i`` was made
-of. The personal models are ``α_i v_i + (1 − α_i) w`` with the global model as it is at evaluation; the global model is
-``w``, which is FedAvg's. With ``α_i = 0`` held fixed the method is FedAvg, with ``α_i = 1`` it is Local.
+The inner product is the derivative of the loss of ``v̄_i`` by ``α_i``, at what the round began with. Were ``w_i`` to
+step first, each descent of ``α_i`` would gain ``η² ⟨∇f_i(w_i), ∇f_i(v̄_i)⟩``, which is hardly ever negative and drives
+``α_i`` to zero. The personal models are ``α_i v_i + (1 − α_i) w`` with the global model as it is at evaluation; the
+global model is FedAvg's ``w``. With ``α_i = 0`` held fixed the method is FedAvg, with ``α_i = 1`` it is Local.
 
 Departures from the paper
 
@@ -67,16 +68,15 @@ class MixtureTraining(ProximalTraining):
         return work | ({"opening": torch.ones_like(state["alpha"])} if self.adaptive else {})
 
     def step(self, work: Rows, batch: Batch) -> Rows:
-        """Take a step of both models."""
-        work = super().step(work, batch)
+        """Take a step of both models, and at the round's first of ``α_i``, all from where they are."""
         w, v, alpha = work["w"], work["v"], work["alpha"]
         gradient = batch.grad(mixture(alpha, v, w))
-        work = work | self.optimiser.update(work, "v", alpha * gradient, "own ")
-        if not self.adaptive:
-            return work
-        slope = torch.linalg.vecdot(v - w, gradient).unsqueeze(1) + self.alpha_decay * alpha
-        moved = (alpha - work["own lr"] * work["opening"] * slope).clamp(0, 1)
-        return work | {"alpha": moved, "opening": torch.zeros_like(alpha)}
+        changed = self.optimiser.update(work, "v", alpha * gradient, "own ")
+        if self.adaptive:
+            slope = torch.linalg.vecdot(v - w, gradient).unsqueeze(1) + self.alpha_decay * alpha
+            changed["alpha"] = (alpha - work["own lr"] * work["opening"] * slope).clamp(0, 1)
+            changed["opening"] = torch.zeros_like(alpha)
+        return super().step(work, batch) | changed  # last, since a plain step of w is taken in place
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
         """Keep ``v_i`` and ``α_i``, and send ``w_i``."""

@@ -9,13 +9,15 @@ At the start ``w_i = w`` and ``π_i = 0``. Each round::
                         gradient ∇f_i(w_i; batch) + π_i + ρ (w_i − w);  E_i drawn from E_min .. E
                     π_i ← π_i + ρ (w_i − w)
                     Δ_i = (w_i + π_i/ρ)_new − (w_i + π_i/ρ)_old, which it sends
-    server:         w ← w + (η_s / |S|) Σ_{i∈S} Δ_i
+    server:         w ← w + (η_s / m) Σ_{i∈S} Δ_i
 
-The global model is ``w``. A client's personal model is its ``w_i`` of its last participation. With everybody taking
-part and ``η_s = 1``, ``w = mean_i (w_i + π_i/ρ)``.
+The global model is ``w``. A client's personal model is its ``w_i`` of its last participation. With ``η_s = 1``,
+``w = mean_i (w_i + π_i/ρ)`` over all m clients, whoever takes part.
 
 Departures from the paper
 
+- The paper divides by ``|S|``, not m. But a client's first ``Δ_i`` carries all that ``w`` has moved so far, so a small
+  cohort would double ``w`` every round. The paper's step is ``server_lr = m/|S|``; with everybody both are the same.
 - The authors' program measures ``Δ_i`` from the received ``w`` instead of the client's own last message; here it is the
   true difference.
 - ``begin="own"`` starts training at the client's own ``w_i``.
@@ -80,7 +82,7 @@ class FedADMM(GlobalTraining):
     lr: float = Field(0.1, ge=0, description="learning rate")
     momentum: float = Field(0.5, ge=0, lt=1, description="momentum of the local optimiser (sgd)")
     rho: float = Field(0.01, ge=0, description="penalty ρ of the constraint w_i = w")
-    server_lr: float = Field(1.0, ge=0, description="step of the server")
+    server_lr: float = Field(1.0, ge=0, description="step of the server along the change of the mean over all clients")
     late_server_lr: float = Field(0.5, ge=0, description="step of the server after early_rounds")
     early_rounds: int | None = Field(60, ge=0, description="rounds before the server's step changes; null for never")
     begin: Literal["global", "own"] = Field("global", description="where local training starts")
@@ -94,7 +96,9 @@ class FedADMM(GlobalTraining):
 
     def init(self, start: Start) -> tuple[State, Rows]:
         """Start every model at the initial one, with duals of zero."""
-        return {"w": start.row}, {"w": start.rows(), "pi": start.rows(torch.zeros_like(start.row))}
+        # m counts the clients that ever train: one that never does has nothing to be averaged.
+        m = torch.tensor(start.clients if start.members is None else len(start.members), device=start.row.device)
+        return {"w": start.row, "m": m}, {"w": start.rows(), "pi": start.rows(torch.zeros_like(start.row))}
 
     def tasks(self) -> dict[str, Task]:
         """Return the training on the augmented Lagrangian."""
@@ -102,8 +106,9 @@ class FedADMM(GlobalTraining):
         return {"train": LagrangianTraining(self.stepper, data, prox=self.rho, from_own=self.begin == "own")}
 
     def round(self, server: State, cohort: Cohort) -> Round:
-        """Broadcast, train, and add the mean change."""
+        """Broadcast, train, and add the change of the mean over all clients."""
         replies = yield Ask("train", Message(shared={"w": server["w"]}))
         early = self.early_rounds is None or cohort.round <= self.early_rounds
         step = self.server_lr if early else self.late_server_lr
-        return {"w": torch.add(server["w"], replies["delta"].mean(0), alpha=step)}, {}
+        change = replies["delta"].sum(0) / server["m"]
+        return {"w": torch.add(server["w"], change, alpha=step), "m": server["m"]}, {}

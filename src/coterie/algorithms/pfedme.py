@@ -17,6 +17,8 @@ Departures from the paper
 - ``θ_i`` goes on from where it was in the client's last round (``begin="own"``); ``begin="global"`` starts it at ``w``
   in every round, as the authors' program does.
 - Absent clients do not train; in the authors' program they do, and only the averaging is among a few.
+- ``moves="round"`` moves ``w_i`` once, after the last minibatch: as often as FLAME moves its copy. With everybody in
+  each round, one inner step and ``η = α/(λα + ρ)`` that is FLAME with duals of zero and the global model as its centre.
 - R is the number of minibatches in ``local_epochs`` epochs unless ``local_rounds`` is given. The paper's values are
   ``local_rounds=20, inner_steps=5, lam=15, eta=0.005, lr=0.09, batch_size=20`` over 800 rounds, its program adds
   ``weight_decay=0.001``. The default step ``eta`` is larger, so that the global model moves within tens of rounds.
@@ -29,6 +31,7 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from coterie.algorithms.base import (
     Ask,
@@ -67,6 +70,8 @@ class EnvelopeTraining(Task):
         Step η of ``w``.
     from_own
         Start ``θ`` where the client left it instead of at the message's ``w``.
+    once
+        Step ``w`` once, after the last minibatch, instead of after each.
     """
 
     optimiser: Optimiser
@@ -75,6 +80,7 @@ class EnvelopeTraining(Task):
     inner_steps: int
     eta: float
     from_own: bool = True
+    once: bool = False
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Start at the global model, and ``θ`` at the client's own or there too."""
@@ -88,7 +94,11 @@ class EnvelopeTraining(Task):
             theta = work["theta"]
             gradient = torch.add(batch.grad(theta), theta - w, alpha=self.lam)
             work = work | self.optimiser.update(work, "theta", gradient)
-        return work | {"w": w - self.eta * self.lam * (w - work["theta"])}
+        return work if self.once else work | {"w": self.moved(work)}
+
+    def moved(self, work: Rows) -> Tensor:
+        """Return ``w`` after its step."""
+        return work["w"] - self.eta * self.lam * (work["w"] - work["theta"])
 
     def folds(self) -> tuple[Fold, ...]:
         """Make one pass, with a local round for each minibatch."""
@@ -96,7 +106,7 @@ class EnvelopeTraining(Task):
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
         """Keep ``θ_i`` and send ``w_i``."""
-        return {"theta": work["theta"]}, {"w": work["w"]}
+        return {"theta": work["theta"]}, {"w": self.moved(work) if self.once else work["w"]}
 
 
 class PFedMe(GlobalTraining):
@@ -119,6 +129,9 @@ class PFedMe(GlobalTraining):
     eta: float = Field(0.05, ge=0, description="step of the client's copy of the global model")
     beta: float = Field(1.0, ge=0, description="how far the server goes to the mean of the clients' copies")
     begin: Literal["own", "global"] = Field("own", description="where the personal model starts in a round")
+    moves: Literal["minibatch", "round"] = Field(
+        "minibatch", description="move the client's copy of the global model after each minibatch, or once a round"
+    )
 
     @model_validator(mode="after")
     def _stable(self) -> PFedMe:
@@ -133,8 +146,8 @@ class PFedMe(GlobalTraining):
     def tasks(self) -> dict[str, Task]:
         """Return the task of local rounds."""
         data = Minibatches(self.batch_size, self.local_epochs, steps=self.local_rounds)
-        own = self.begin == "own"
-        return {"train": EnvelopeTraining(self.stepper, data, self.lam, self.inner_steps, self.eta, own)}
+        own, once = self.begin == "own", self.moves == "round"
+        return {"train": EnvelopeTraining(self.stepper, data, self.lam, self.inner_steps, self.eta, own, once)}
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Broadcast, train, and move towards the mean."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from coterie.evaluation.accuracy_matrix import (
     MatrixSummary,
     Spread,
-    equal_subsamples,
     g_acc,
     l_acc,
     s_acc,
@@ -28,7 +27,6 @@ __all__ = [
     "Spread",
     "best_round",
     "block_contrast",
-    "equal_subsamples",
     "fairness",
     "g_acc",
     "hybrid_oracle",

@@ -5,6 +5,7 @@
 - S-acc(c) is the mean over ``i`` itself and a fixed random set of ``round(c (m - 1))`` other clients, so that
   S-acc(0) is L-acc and S-acc(1) is G-acc, exactly.
 
+Each entry is an accuracy on all test samples of one client, and clients count the same, whether they have many or few.
 The sets grow with ``c``: those of a smaller ``c`` lie in those of a larger one, so a curve over ``c`` is about ``c``
 and not about the draw.
 """
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.errors import ConfigError, PartitionError
+from coterie.errors import ConfigError
 from coterie.randomness import stream
 
 
@@ -189,42 +190,3 @@ def summarise_matrix(
         Spread(g_acc(matrix)),
         None if global_accuracy is None else Spread(global_accuracy.double()),
     )
-
-
-def equal_subsamples(offsets: Tensor, seed: int, at_most: int | None = None) -> Tensor:
-    """Draw equally many test samples of every client, so that each counts the same in a mean over samples.
-
-    Parameters
-    ----------
-    offsets
-        Where each client's samples begin and the last one's end, ``[clients + 1]``.
-    seed
-        The experiment's seed.
-    at_most
-        An upper bound on the samples of a client, or ``None`` for as many as the smallest client has.
-
-    Returns
-    -------
-    Tensor
-        Places in the flat layout ``[clients, size]``, rising in each row; a row depends on its own client's size and
-        on ``size`` alone.
-
-    Raises
-    ------
-    PartitionError
-        If a client has no test sample.
-    ConfigError
-        If ``at_most`` is not positive.
-    """
-    if at_most is not None and at_most < 1:
-        raise ConfigError(f"at_most={at_most} must be at least 1 test sample of each client")
-    begins = offsets.cpu().numpy().astype(np.int64)
-    lengths = np.diff(begins)
-    if (lengths < 1).any():
-        raise PartitionError(f"client {int(np.argmax(lengths < 1))} has no test sample, so sizes cannot be made equal")
-    size = int(lengths.min()) if at_most is None else min(at_most, int(lengths.min()))
-    rows = [
-        begins[client] + np.sort(stream(seed, "equal-subsamples", client=client).permutation(length)[:size])
-        for client, length in enumerate(lengths)
-    ]
-    return torch.from_numpy(np.stack(rows)).to(offsets.device)

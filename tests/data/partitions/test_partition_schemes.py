@@ -182,6 +182,31 @@ def test_shards_that_fit_the_classes_hold_one_class_each() -> None:
     assert (held.sum(1) <= 2).all() and held.sum() > 12
 
 
+def pairs_of_classes(scheme: str, seeds: int) -> np.ndarray:
+    """How many of ``seeds`` times 100 clients hold each pair of ten equal classes: the diagonal is one class twice."""
+    dataset, found = make(np.arange(2000) % 10, 10), np.zeros((10, 10))
+    for seed in range(seeds):
+        for counts in class_counts(share_out(dataset, scheme, clients=100, seed=seed, test_fraction=0.5), dataset):
+            held = np.flatnonzero(counts)
+            found[held[0], held[-1]] += 1
+    return found
+
+
+def test_shards_make_the_two_classes_of_a_client_independent() -> None:
+    """Two of 200 shards, twenty of each class: two are of one class with 19/199, else of any pair alike."""
+    seeds = 40
+    found = pairs_of_classes("shards:2", seeds)
+    upper = np.triu_indices(10, 1)
+    expected = np.concatenate([np.full(45, 2 * 0.1 * 20 / 199), np.full(10, 0.1 * 19 / 199)]) * 100 * seeds
+    assert expected.sum() == pytest.approx(100 * seeds)
+    counts = np.concatenate([found[upper], np.diag(found)])
+    # Chi squared with 54 degrees of freedom, mean 54 and deviation 10.4; fewer than free draws, without replacement.
+    assert ((counts - expected) ** 2 / expected).sum() < 54 + 5 * 10.4
+    # In client order there are five pairs and no other, each for a group of twenty identical clients.
+    grouped = pairs_of_classes("pathological:2", 2)
+    assert np.count_nonzero(grouped) == 5 and set(grouped[grouped > 0]) == {2 * 20}
+
+
 @FEW
 @given(case=cases(), q=st.integers(1, 3))
 def test_q_label_pieces(case, q: int) -> None:

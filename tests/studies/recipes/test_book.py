@@ -10,6 +10,7 @@ import pytest
 
 from coterie.config import ExperimentConfig
 from coterie.studies import recipes
+from coterie.studies.comparison import ComparisonPlan
 from coterie.studies.recipes.checks import row_of
 from coterie.studies.recipes.outcomes import PartOutcome, paper_numbers
 from coterie.studies.recipes.plans import planned, work
@@ -191,3 +192,70 @@ def test_the_papers_own_numbers_fulfil_what_they_say(name: str) -> None:
     assert failing == []
     if "table" in name:
         assert any(verdict.status == "holds" for verdict in verdicts)
+
+
+STEPS = [0.01, 0.05, 0.1, 0.2, 0.5]  # of the global models of FLAME's rivals, in its paper
+RATES = [0.01, 0.05, 0.1]  # learning rates of all methods in FedPG's paper
+
+
+@cache
+def whole(name: str, part: str) -> ComparisonPlan:
+    return planned(load(name).part(part))
+
+
+def tried(name: str, part: str, method: str, parameter: str) -> list[float]:
+    """The values of a parameter among which a method's best is taken."""
+    runs = [run for run in whole(name, part).runs if run.method == method]
+    return sorted({run.candidate[parameter] for run in runs if parameter in run.candidate})
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"flame-table3-{skew}" for skew in SKEWS), *(f"flame-figure{number}" for number in range(3, 9))]
+)
+def test_flames_rivals_move_as_often_as_flame_and_are_tuned(name: str) -> None:
+    """Personal models, clients' copies and the global model change equally often in all three."""
+    for part in load(name).parts:
+        assert tried(name, part.name, "pFedMe", "eta") == STEPS
+        assert tried(name, part.name, "Ditto", "lr") == STEPS
+        for run in whole(name, part.name).runs:
+            settings = run.config.settings
+            assert settings["local_epochs"] == 1
+            if run.method == "pFedMe":
+                assert settings["moves"] == "round" and settings["inner_steps"] == 1
+            if run.method == "Ditto":
+                assert settings["local_steps"] == 1 and settings["personal_lr"] == 0.01
+    paper = {method for part in load(name).parts for method in (row_of(row)[0] for row in part.numbers.rows)}
+    assert not {"pFedMe full", "Ditto full"} & paper
+
+
+@pytest.mark.parametrize("name", ["fedacs-table1", "fedacs-figure1"])
+def test_fedacs_and_its_rivals_are_tuned_alike(name: str) -> None:
+    for part in load(name).parts:
+        for method in whole(name, part.name).methods:
+            assert tried(name, part.name, method, "lr") == ([0.001, *RATES] if method == "PerAvg" else RATES)
+
+
+@pytest.mark.parametrize("name", ["fedamp-table1", "fedamp-table2", "fedamp-table3"])
+def test_scaffold_is_tuned(name: str) -> None:
+    for part in load(name).parts:
+        assert tried(name, part.name, "SCAFFOLD", "lr") == [0.001, *RATES]
+
+
+@pytest.mark.parametrize("name", ["fedpg-table1", "fedpg-table2", "fedpg-figure4", "fedpg-figure5"])
+def test_all_methods_of_fedpgs_paper_have_their_best_rate(name: str) -> None:
+    for part in load(name).parts:
+        for method in whole(name, part.name).methods:
+            assert method == "FedPG'" or tried(name, part.name, method, "lr") == RATES
+
+
+def test_two_classes_each_are_independent_draws_but_in_fedpgs_setting() -> None:
+    """FedAMP's and FedACS's are McMahan's shards; FedPG's fills classes in the order of clients."""
+    found: dict[str, set[str]] = {}
+    for name in NAMES:
+        for part in load(name).parts:
+            for run in whole(name, part.name).runs:
+                kind = run.config.partition.split(":")[0]
+                if kind in ("shards", "pathological"):
+                    found.setdefault(name, set()).add(kind)
+    fedpg = {f"fedpg-{what}": {"pathological"} for what in ("table2", "figure5")}
+    assert found == {"fedamp-table2": {"shards"}, "fedacs-figure1": {"shards"}} | fedpg

@@ -15,7 +15,7 @@ from coterie.errors import ConfigError, UnknownName
 
 _OWN = ("methods", "seeds", "grid", "tune")
 _NOT_SHARED = {"algorithm": "methods", "algorithm_sha256": "methods", "seed": "seeds"}
-_OF_METHODS = ("algorithm", "name", "settings", *SHORTHANDS)
+_OF_METHODS = ("algorithm", "name", "settings", "tune", *SHORTHANDS)
 
 Values = dict[str, Any]
 
@@ -62,7 +62,7 @@ class ComparisonPlan:
     grid
         Names that vary, each with its values.
     tune
-        Parameters that are chosen on validation data, each with its values.
+        Parameters that are chosen on validation data for all methods, each with its values.
     """
 
     runs: tuple[PlannedRun, ...]
@@ -122,8 +122,9 @@ def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
     ``methods`` lists names, or mappings with ``algorithm``, parameters (under ``settings``, or ``lr``, ``local_epochs``
     and ``batch_size`` as they are) and, to tell two of one method apart, ``name``. ``seeds`` lists seeds. ``grid``
     names fields or parameters, each with a list of values: every combination is a part of the table. ``tune`` names
-    parameters likewise: for each method the best combination on validation data is taken. All else is as in an
-    experiment's file, and holds for all runs.
+    parameters likewise: for each method the best combination on validation data is taken; one that a method has itself
+    holds for it alone, in place of that of all for the same parameter. All else is as in an experiment's file, and
+    holds for all runs.
 
     Parameters
     ----------
@@ -149,7 +150,9 @@ def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
     grid, tune = (_lists(name, values.get(name)) for name in ("grid", "tune"))
     _refuse_contradictions(methods, grid, tune)
     fields, parameters = _split(shared)
-    if tune and fields.get("validation", ExperimentConfig.model_fields["validation"].default) == 0:
+    if (tune or any(method["tune"] for method in methods.values())) and fields.get(
+        "validation", ExperimentConfig.model_fields["validation"].default
+    ) == 0:
         raise ConfigError("validation is 0, but tune chooses on validation data: hold some out with --validation 0.1")
     runs: list[PlannedRun] = []
     taken: set[str] = set()
@@ -157,7 +160,7 @@ def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
         over_fields, over_parameters = _split(point)
         for label, method in methods.items():
             known = registry.get(method["algorithm"]).model_fields
-            for candidate in _points({name: found for name, found in tune.items() if name in known}):
+            for candidate in _points({name: found for name, found in tune.items() if name in known} | method["tune"]):
                 settings = parameters | over_parameters | method["settings"] | candidate
                 for seed in seeds:
                     config = from_mapping(
@@ -181,7 +184,9 @@ def _methods(given: Any) -> dict[str, Values]:
         for name in method:
             if name not in _OF_METHODS:
                 raise UnknownName("entry of a method called", str(name), _OF_METHODS)
-        fields, settings = _split({key: value for key, value in method.items() if key not in ("algorithm", "name")})
+        fields, settings = _split(
+            {key: value for key, value in method.items() if key not in ("algorithm", "name", "tune")}
+        )
         assert not fields
         name = registry.get(method["algorithm"]).name
         label = str(method.get("name") or name)
@@ -189,7 +194,8 @@ def _methods(given: Any) -> dict[str, Values]:
             raise ConfigError(
                 f"methods has {label!r} twice: give one of them another name, as {{algorithm: …, name: …}}"
             )
-        found[label] = {"algorithm": method["algorithm"], "settings": settings}
+        tune = _lists(f"tune of the method {label!r}", method.get("tune"))
+        found[label] = {"algorithm": method["algorithm"], "settings": settings, "tune": tune}
     return found
 
 
@@ -234,10 +240,16 @@ def _refuse_contradictions(methods: Mapping[str, Values], grid: Values, tune: Va
         if name in tune:
             raise ConfigError(f"{name} is both in grid and in tune: it can only be in one")
     for label, method in methods.items():
-        for where, names in (("grid", grid), ("tune", tune)):
+        for where, names in (("grid", grid), ("tune", tune), ("tune", method["tune"])):
             for name in names:
                 if name in method["settings"]:
                     raise ConfigError(f"the method {label!r} sets {name}, which {where} varies: leave it out of one")
+        own = registry.get(method["algorithm"]).model_fields
+        for name in method["tune"]:
+            if name in grid:
+                raise ConfigError(f"the method {label!r} tunes {name}, which grid varies: leave it out of one")
+            if name not in own:
+                raise UnknownName(f"parameter of {method['algorithm']} called", name, own)
     known = {name for method in methods.values() for name in registry.get(method["algorithm"]).model_fields}
     for name in tune:
         if name not in known:
