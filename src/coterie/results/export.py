@@ -30,7 +30,7 @@ from coterie.config import ExperimentConfig
 from coterie.errors import CheckpointError, ConfigError, RunFolderError
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_validation
-from coterie.models.problem import StreamDropout
+from coterie.models.dropout import StreamDropout
 from coterie.results import Result
 from coterie.rows import Rows
 from coterie.runs.builder import Assembly, assemble
