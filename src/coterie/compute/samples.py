@@ -12,6 +12,7 @@ from torch import Tensor
 from coterie import randomness
 from coterie.data import Dataset
 from coterie.data.partitions import Ragged, Shares
+from coterie.errors import DataError
 
 Split = Literal["train", "validation", "test"]
 
@@ -25,7 +26,8 @@ class Samples:
     Parameters
     ----------
     x
-        Inputs ``[samples, ...]``: floating-point numbers ready for the model, or uint8 to be normalised when gathered.
+        Inputs ``[samples, ...]``: floating-point numbers ready for the model, uint8 to be normalised when gathered, or
+        int64 numbers of words, which are left as they are.
     y
         Targets ``[samples]``.
     scale
@@ -69,8 +71,13 @@ class Samples:
         is_bytes = dataset.x.dtype == torch.uint8
         scale, shift = 1 / (255.0 * std if is_bytes else std), -mean / std
         x = dataset.x.to(device)
+        words = x.dtype == torch.int64
+        if words and shares.noise is not None:
+            raise DataError(
+                f"data set {dataset.name!r} has integer inputs, to which no noise can be added: use another partition"
+            )
         fixed = shares.noise is not None and not shares.redraw_noise
-        if not is_bytes or fixed or x.numel() * dtype.itemsize <= _FLOAT_LIMIT:
+        if not words and (not is_bytes or fixed or x.numel() * dtype.itemsize <= _FLOAT_LIMIT):
             # Not in place: a data set that is float32 already on this device may share the caller's memory.
             x = x.to(dtype) * scale + shift
         if fixed and shares.noise is not None:

@@ -162,15 +162,23 @@ def keyed(module: nn.Module) -> list[str]:
     return [name for name, child in module.named_modules() if isinstance(child, StreamDropout) and child.p > 0]
 
 
-def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float) -> bool:
-    """Return whether two nets give the same outputs on some samples, up to a relative difference."""
+def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float, backward: bool = False) -> bool:
+    """Return whether two nets give the same outputs on some samples, up to a relative difference.
+
+    With ``backward``, the first one's gradient is computed too, so that what it cannot do is raised here.
+    """
     row = reference.layout.row_of(dict(reference.module.named_parameters()))
     # Every row gets other parameters, so that a net that mixes rows is found out too.
     spread = torch.arange(1, len(x) + 1, dtype=row.dtype, device=row.device).unsqueeze(1)
     params = row * (1 + 0.1 * spread) + 0.01 * torch.sin(spread * torch.arange(len(row), device=row.device))
-    with torch.no_grad(), matrix_units.tf32(False):  # TF32's three digits would hide a wrong net, or refuse a right one
+    with torch.set_grad_enabled(backward), matrix_units.tf32(False):
+        # TF32's three digits would hide a wrong net, or refuse a right one.
         try:
-            got, wanted = net.outputs(params, x), reference.outputs(params, x)
+            got, wanted = net.outputs(params.detach().requires_grad_(backward), x), reference.outputs(params, x)
+            if backward:
+                got.sum().backward()
         except (RuntimeError, ValueError, TypeError, IndexError):
+            if backward:
+                raise
             return False
     return bool(got.shape == wanted.shape and (got - wanted).norm() <= tolerance * (1 + wanted.norm()))
