@@ -21,7 +21,8 @@ from coterie.kernels.convolution import ConvolutionGeometry, convolve
 from coterie.kernels.dropout import DropoutRule, drop
 from coterie.kernels.half_precision import add_centre, split_centred
 from coterie.kernels.pooling import pool
-from coterie.models.problem import Problem, StreamDropout
+from coterie.models.dropout import StreamDropout
+from coterie.models.problem import Problem
 from coterie.rows import matrix_units
 from tests.support import DEVICE
 

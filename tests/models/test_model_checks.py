@@ -15,6 +15,10 @@ from coterie.errors import ModelError
 SHAPES = {entry.name: entry.input_shape for entry in models.describe()}
 
 
+class OwnAttention(nn.MultiheadAttention):
+    """Who knows what it does."""
+
+
 def wrapped(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 4), layer))
 
@@ -34,8 +38,8 @@ def wrapped(layer: nn.Module) -> nn.Module:
         (nn.FeatureAlphaDropout(), "use nn.Dropout"),
         (nn.RReLU(), "use nn.LeakyReLU"),
         (nn.FractionalMaxPool2d(2, 2), "use nn.MaxPool2d"),
-        (nn.LSTM(4, 4, num_layers=2, dropout=0.3), "dropout=0.3"),
-        (nn.MultiheadAttention(4, 2, dropout=0.1), "dropout=0.1"),
+        (OwnAttention(4, 2, dropout=0.1), "dropout=0.1"),
+        (nn.LSTM(4, 4, proj_size=2), "proj_size=0"),
         (nn.Embedding(3, 4, max_norm=1.0), "max_norm=None"),
         (old_spectral_norm(nn.Linear(4, 4)), "spectral normalisation"),
         (parametrizations.spectral_norm(nn.Linear(4, 4)), "spectral normalisation"),
@@ -59,6 +63,8 @@ def test_refused_by_type(layer, message):
         nn.InstanceNorm1d(4),
         nn.LSTM(4, 4),
         nn.MultiheadAttention(4, 2),
+        nn.LSTM(4, 4, num_layers=2, dropout=0.3),
+        nn.MultiheadAttention(4, 2, dropout=0.1),
         nn.Embedding(3, 4),
         nn.PReLU(),
         parametrizations.weight_norm(nn.Linear(4, 4)),
@@ -93,7 +99,7 @@ class Noisy(nn.Module):
         self.layer = nn.Linear(3, 2)
 
     def forward(self, x):
-        return F.dropout(self.layer(x), training=self.training)
+        return self.layer(x) + torch.rand(2)
 
 
 class Pair(nn.Linear):
@@ -106,9 +112,30 @@ class Total(nn.Linear):
         return super().forward(x).sum(0)
 
 
+class Centred(nn.Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+class Changing(nn.Linear):
+    def forward(self, x):
+        x += 1
+        return super().forward(x)
+
+
+class Shrinking(nn.Linear):
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.mul_(0.9)
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
+        (Centred(3, 2), "depends on the other samples of the batch; compute each sample by itself"),
+        (Changing(3, 2), "changes its inputs in place; work on a new tensor"),
+        (Shrinking(3, 2), "parameter 'weight' changes in forward"),
         (Counter(), "buffer 'seen' changes in forward"),
         (Noisy(), "draws random numbers of its own; use nn.Dropout"),
         (Pair(3, 2), "gives a tuple"),
@@ -119,9 +146,17 @@ def test_refused_by_running_it(module, message):
     models.check(module)
     random_state, state = torch.get_rng_state(), {k: v.clone() for k, v in module.state_dict().items()}
     with pytest.raises(ModelError, match=message):
-        models.check(module, torch.ones(5, 3))
+        models.check(module, torch.arange(15.0).view(5, 3))
     assert torch.equal(random_state, torch.get_rng_state())
     assert all(torch.equal(value, state[key]) for key, value in module.state_dict().items())
+
+
+def test_functional_dropout_is_ours_to_draw():
+    class Dropping(nn.Linear):
+        def forward(self, x):
+            return F.dropout(super().forward(x), training=self.training)
+
+    models.check(Dropping(3, 2), torch.ones(5, 3))
 
 
 def test_dropout_and_mode_are_left_as_they_are():

@@ -13,7 +13,8 @@ from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet
 from coterie.compute.nets.stacked import StackedNet
 from coterie.errors import ConfigError, ModelError, UnknownName
 from coterie.models import Network
-from coterie.models.problem import LOSSES, Problem, StreamDropout
+from coterie.models.dropout import StreamDropout
+from coterie.models.problem import LOSSES, Problem
 from coterie.randomness import fold_in, keys, stream, torch_stream
 
 NETS: dict[str, Callable[..., RowNet]] = {"module": ModuleNet, "vmap": VmapNet, "stacked": StackedNet}
@@ -116,9 +117,9 @@ def test_dropout_layers_are_replaced_and_numbered() -> None:
     module = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), nn.Dropout(0.0), nn.Dropout(0.4))
     Problem.of(module)
     layers = [layer for layer in module.modules() if isinstance(layer, StreamDropout)]
-    assert sorted(layer.p for layer in layers) == [0.1, 0.4]
-    assert len({layer.number for layer in layers}) == 2
-    assert isinstance(module[1], nn.Identity)
+    assert sorted(layer.p for layer in layers) == [0.0, 0.1, 0.4]
+    assert len({layer.number for layer in layers}) == 3
+    assert torch.equal(module[1](torch.ones(2)), torch.ones(2))
     assert not any(isinstance(layer, nn.Dropout) for layer in module.modules())
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie import randomness
+from coterie import randomness, user_code
 from coterie.algorithms.base import Batch, Fold, Minibatches, Net, Task
 from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute._prediction import BatchedPrediction
@@ -28,9 +28,10 @@ from coterie.compute.cuda_graphs import GraphCache, RecordedFold
 from coterie.compute.engine import Call, Engine, Predict, join, pick, take
 from coterie.compute.nets.layers import Convolution
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees
-from coterie.compute.nets.stacked import Kernel, make_net
+from coterie.compute.nets.stacked import Kernel, StackedNet, make_net
 from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule, call_directly, make_schedule
+from coterie.errors import ModelError
 from coterie.models.problem import Problem
 from coterie.rows import Rows, matrix_units
 
@@ -98,10 +99,24 @@ class BatchedEngine(Engine):
     def _make_net(self) -> RowNet:
         module, layout = self.problem.module, self.problem.layout
         net = make_net(module, layout, self.kernel, self.convolution)
-        if not isinstance(net, ModuleNet | VmapNet) and not agrees(net, ModuleNet(module, layout), self._probe(), 1e-4):
+        if isinstance(net, StackedNet) and not agrees(net, ModuleNet(module, layout), self._probe(), 1e-4):
             net = VmapNet(module, layout)
+        elif isinstance(net, ModuleNet):  # so that it is known whether the model draws random numbers
+            agrees(net, net, self._probe(), 1e-4)
         if isinstance(net, VmapNet):
             self.kernel = "vmap"
+            try:
+                sound = agrees(net, ModuleNet(module, layout), self._probe(), 1e-4, backward=True)
+            except Exception as error:
+                raise ModelError(
+                    f"{type(module).__name__} cannot be run for several clients at once ({user_code.explain(error)}): "
+                    "use --engine loop"
+                ) from error
+            if not sound:
+                raise ModelError(
+                    f"{type(module).__name__} gives other outputs when it is run for several clients at once: "
+                    "use --engine loop"
+                )
         return net
 
     def measure(self, batch: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie import randomness
 from coterie.data import Dataset
 from coterie.data.partitions import Ragged, Shares
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, DataError
 
 Split = Literal["train", "validation", "test"]
 
@@ -27,7 +27,8 @@ class Samples:
     Parameters
     ----------
     x
-        Inputs ``[samples, ...]``: floating-point numbers ready for the model, or uint8 to be normalised when gathered.
+        Inputs ``[samples, ...]``: floating-point numbers ready for the model, uint8 to be normalised when gathered, or
+        int64 numbers of words, which are left as they are.
     y
         Targets ``[samples]``.
     scale
@@ -74,10 +75,15 @@ class Samples:
         x = dataset.x.to(device)
         if dataset.fill and not own:
             x = _filled(x, dataset)
+        words = x.dtype == torch.int64
+        if words and shares.noise is not None:
+            raise DataError(
+                f"data set {dataset.name!r} has integer inputs, to which no noise can be added: use another partition"
+            )
         fixed = shares.noise is not None and not shares.redraw_noise
         if own:
             x = _scaled_by_owners(x, shares, own, dtype)
-        elif not is_bytes or fixed or x.numel() * dtype.itemsize <= _FLOAT_LIMIT:
+        elif not words and (not is_bytes or fixed or x.numel() * dtype.itemsize <= _FLOAT_LIMIT):
             # Not in place: a data set that is float32 already on this device may share the caller's memory.
             x = x.to(dtype) * scale + shift
         if fixed and shares.noise is not None:

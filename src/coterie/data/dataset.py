@@ -14,6 +14,8 @@ from coterie.errors import DataError
 from coterie.options import Parameter, Spec
 from coterie.tasks import TASKS
 
+_INPUTS = (torch.uint8, torch.float32, torch.int64)
+
 GapFilling = Literal["", "mean", "median", "zero"]
 """What a gap (NaN) in a column is filled with; empty for a column that has none."""
 
@@ -43,7 +45,8 @@ class Dataset:
     name
         The name it was loaded under, with the options that are not the default.
     x
-        Inputs ``[N, *shape]``: uint8 images as stored, or float32.
+        Inputs ``[N, *shape]``: uint8 images as stored, float32, or int64 numbers of words, which reach a model as they
+        are.
     y
         Class numbers ``[N]`` (int64), or float32 targets when the task is regression.
     train_count
@@ -97,7 +100,11 @@ class Dataset:
             (self.task not in TASKS, f"the task {self.task!r} is not one of {', '.join(TASKS)}"),
             (count == 0, "there are no samples"),
             (len(self.y) != count, f"there are {count} inputs but {len(self.y)} labels"),
-            (self.x.dtype not in (torch.uint8, torch.float32), f"inputs are {self.x.dtype}, not uint8 or float32"),
+            (self.x.dtype not in _INPUTS, f"inputs are {self.x.dtype}, not uint8, float32 or int64"),
+            (
+                self.x.dtype == torch.int64 and (set(self.mean) != {0.0} or set(self.std) != {1.0}),
+                "integer inputs are not normalised: mean must be 0 and std 1",
+            ),
             (self.y.dtype != wanted, f"labels are {self.y.dtype}, not {wanted}"),
             (not 0 < self.train_count <= count, f"train_count is {self.train_count}, not in 1..{count}"),
             (len(self.mean) != len(self.std), f"{len(self.mean)} means but {len(self.std)} standard deviations"),

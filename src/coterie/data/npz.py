@@ -29,6 +29,8 @@ class NpzSource(UserSource):
     task: TaskKind = Field("multiclass", description="what is to be predicted")
     norm: Literal["unit", "own"] = Field("unit", description="unit: pixels in [0, 1]; own: mean 0, deviation 1")
 
+    words: bool = Field(False, description="x holds numbers of words (integers), which reach the model as they are")
+
     def load(self, folder: Path, seed: int) -> Dataset:
         """Read the arrays."""
         path = self.path.expanduser()
@@ -44,6 +46,8 @@ class NpzSource(UserSource):
         x = self._inputs(arrays.pop("x"), path)
         y, classes = encode_labels(arrays["y"], self.task, str(path))
         owner, names = encode_owner(arrays["client"], str(path)) if "client" in arrays else (None, ())
+        if self.words and self.norm == "own":
+            raise DataError("norm=own does not fit words=true: numbers of words are not normalised")
         preparation = Preparation((True,) * x.shape[1]) if self.norm == "own" else None
         known: dict[str, Any] = {"owner": owner, "owner_names": names, "preparation": preparation}
         return with_statistics(Dataset(self.text(), x, y, len(x), self.task, classes, (0.0,), (1.0,), **known))
@@ -64,6 +68,10 @@ class NpzSource(UserSource):
             raise DataError(f"the file {path} cannot be read as an .npz of plain arrays: {error}") from None
 
     def _inputs(self, x: npt.NDArray[Any], path: Path) -> Tensor:
+        if self.words:
+            if not np.issubdtype(x.dtype, np.integer) or x.ndim < 2 or x.min() < 0:
+                raise DataError(f"the array 'x' of {path} must hold numbers of words from 0 on, a row for each sample")
+            return torch.from_numpy(x.astype(np.int64))
         if x.dtype != np.uint8:
             if not np.issubdtype(x.dtype, np.number) or np.issubdtype(x.dtype, np.complexfloating):
                 raise DataError(f"the array 'x' of {path} holds {x.dtype}, not numbers")

@@ -12,6 +12,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from coterie.errors import ModelError
+from coterie.models.dropout import FunctionCalls, StreamDropout
+from coterie.models.streams import FORMS
 
 _RANDOM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.Dropout1d,
@@ -28,8 +30,9 @@ def check(module: nn.Module, sample: Tensor | None = None) -> None:
     """Refuse a module that cannot be trained as rows.
 
     Layers that are known to keep statistics or to draw random numbers of their own are found by type. What hides in a
-    ``forward`` of the user's is found by running it, if inputs are given: neither may a buffer change, nor two passes
-    over the same inputs differ (with ``nn.Dropout``, which is ours to draw, switched off).
+    ``forward`` of the user's is found by running it, if inputs are given: it may change neither its buffers, nor its
+    parameters, nor its inputs; two passes over the same inputs may not differ (with dropout, which is ours to draw,
+    switched off); and what it gives for a sample may not depend on the other samples of the batch.
 
     Parameters
     ----------
@@ -64,8 +67,11 @@ def _problems(layer: nn.Module) -> Iterator[str]:
         yield "draws random slopes of its own; use nn.LeakyReLU"
     if isinstance(layer, (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)):
         yield "draws random windows of its own; use nn.MaxPool2d or nn.MaxPool3d"
-    if isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)) and layer.dropout > 0:
+    streamed = type(layer) in (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention) or type(layer) in FORMS.values()
+    if isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)) and layer.dropout > 0 and not streamed:
         yield f"draws random numbers of its own (dropout={layer.dropout}); set dropout=0 inside it and {_DROPOUT}"
+    if isinstance(layer, nn.RNNBase) and layer.proj_size:
+        yield f"projects its hidden state (proj_size={layer.proj_size}); set proj_size=0 and use a layer nn.Linear"
     if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
         yield "rescales its weights in forward (max_norm); set max_norm=None"
     hooked = any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values())
@@ -77,26 +83,58 @@ def _run(module: nn.Module, sample: Tensor) -> None:
     # A copy, so that a forward that changes its buffers cannot change the caller's.
     trial = copy.deepcopy(module).train()
     for layer in trial.modules():
-        if isinstance(layer, nn.Dropout):
+        if isinstance(layer, nn.Dropout | StreamDropout):
             layer.p = 0.0
+        elif isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+            layer.dropout = 0.0
     before = {name: value.clone() for name, value in trial.named_buffers()}
+    weights = {name: value.clone() for name, value in trial.named_parameters()}
+    given = sample.clone()
     devices = [sample.device] if sample.is_cuda else []
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
-        first, second = trial(sample), trial(sample)
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), FunctionCalls(None):
+        first = trial(given)
+        if not torch.equal(given, sample):
+            raise ModelError("forward changes its inputs in place; work on a new tensor (x = x + 1, not x += 1)")
+        second = trial(given)
+        _refuse_changes(trial, before, weights)
+        _refuse_wrong_shape(first, sample)
+        if not _same(first, second):
+            raise ModelError(
+                f"two passes over the same inputs differ, so forward draws random numbers of its own; {_DROPOUT}"
+            )
+        if len(sample) > 1 and not any(isinstance(layer, _BatchNorm) for layer in trial.modules()):
+            half = len(sample) // 2
+            if not _same(first[:half], trial(given[:half].clone())):
+                raise ModelError(
+                    "what forward gives for a sample depends on the other samples of the batch; compute each sample by "
+                    "itself (dim 0 is the sample: no mean, sort or softmax over it)"
+                )
+
+
+def _refuse_changes(trial: nn.Module, buffers: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
     for name, value in trial.named_buffers():
-        if name not in before or not torch.equal(before[name], value):
+        if name not in buffers or not torch.equal(buffers[name], value):
             raise ModelError(
                 f"buffer {name!r} changes in forward, so the model is not a function of its parameters; "
                 f"{_NORMALISERS}, or make it a parameter"
             )
-    if not isinstance(first, Tensor):
-        raise ModelError(f"forward gives a {type(first).__name__}; it must give one tensor of outputs")
-    if first.shape[:1] != sample.shape[:1]:
+    for name, value in trial.named_parameters():
+        if name not in weights or not torch.equal(weights[name], value):
+            raise ModelError(
+                f"parameter {name!r} changes in forward, but only training may change it; compute a new tensor from it"
+            )
+
+
+def _refuse_wrong_shape(outputs: Tensor, sample: Tensor) -> None:
+    if not isinstance(outputs, Tensor):
+        raise ModelError(f"forward gives a {type(outputs).__name__}; it must give one tensor of outputs")
+    if outputs.shape[:1] != sample.shape[:1]:
         raise ModelError(
-            f"forward gives outputs of shape {tuple(first.shape)} for {sample.shape[0]} samples; the first axis must "
+            f"forward gives outputs of shape {tuple(outputs.shape)} for {sample.shape[0]} samples; the first axis must "
             "be the sample"
         )
-    if not torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True):
-        raise ModelError(
-            f"two passes over the same inputs differ, so forward draws random numbers of its own; {_DROPOUT}"
-        )
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    # To single precision: kernels for other sizes of batches add up in another order.
+    return one.shape == two.shape and torch.allclose(one, two, rtol=1e-4, atol=1e-6, equal_nan=True)

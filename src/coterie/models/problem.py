@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie import kernels, randomness
 from coterie.errors import ConfigError, ModelError, UnknownName
+from coterie.models.streams import use_streams
 from coterie.rows import Layout
 from coterie.tasks import TASKS
 
@@ -36,113 +36,6 @@ LOSSES: Mapping[str, PerSampleLoss] = {
     "squared_error": _squared_error,
 }
 """Losses by name; ``squared_error`` is half the squared residual, so that its gradient is the residual."""
-
-
-class StreamDropout(nn.Module):
-    """Dropout whose masks are a function of the client's stream and the step, equal on every engine and device.
-
-    The engine passes the key as a buffer; without one (``key`` is 0, as in evaluation) the layer does nothing.
-
-    Parameters
-    ----------
-    p
-        Probability that an element is dropped.
-    number
-        The layer's place among the model's dropout layers, so that no two layers share a mask.
-    """
-
-    key: Tensor
-
-    def __init__(self, p: float, number: int) -> None:
-        super().__init__()
-        self.p, self.number = p, number
-        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Drop elements of one client's batch.
-
-        Parameters
-        ----------
-        x
-            Activations ``[samples, ...]``.
-
-        Returns
-        -------
-        Tensor
-            Activations with elements dropped and the others scaled by ``1 / (1 - p)``.
-        """
-        return x * self.factors(self.key, x)
-
-    def factors(self, key: Tensor, x: Tensor) -> Tensor:
-        """Give 0 where an element is dropped and ``1 / (1 - p)`` elsewhere, or 1 everywhere if ``key`` is 0.
-
-        Parameters
-        ----------
-        key
-            Keys, of any shape.
-        x
-            Activations of one client, or of as many clients as there are keys, shape ``[*key.shape, samples, ...]``.
-
-        Returns
-        -------
-        Tensor
-            Of the shape of ``x``.
-        """
-        count = x.shape[key.dim() :].numel()
-        drawn = randomness.lanes(randomness.fold_in(key, self.number), count)
-        kept = (drawn >= self._threshold).view(x.shape).to(x.dtype) * self._scale
-        idle = (key == 0).view(*key.shape, *(1,) * (x.dim() - key.dim()))
-        return torch.where(idle, torch.ones_like(kept), kept)
-
-    def dropped(self, key: Tensor, x: Tensor) -> Tensor:
-        """Drop elements of many clients' batches.
-
-        Parameters
-        ----------
-        key
-            Keys, one a client.
-        x
-            Activations of all of them, client after client.
-
-        Returns
-        -------
-        Tensor
-            As :meth:`forward` gives them, for each client with its own key.
-        """
-        if not kernels.usable(x):
-            return x * self.factors(key, x.unflatten(0, (len(key), -1))).flatten(0, 1)
-        from coterie.kernels.dropout import DropoutRule, drop
-
-        constants = (randomness.GOLDEN, randomness.MIX_1, randomness.MIX_2)
-        draw = DropoutRule(self._threshold, self._scale, constants)
-        return drop(x, randomness.fold_in(key, self.number), key, draw)
-
-    @property
-    def _threshold(self) -> int:
-        return round(self.p * 2**16) - 2**15
-
-    @property
-    def _scale(self) -> float:
-        return 1.0 / (1.0 - self.p) if self.p < 1 else 0.0  # as torch has it: p = 1 drops everything
-
-    def extra_repr(self) -> str:
-        """Show the probability, as ``nn.Dropout`` does.
-
-        Returns
-        -------
-        str
-            The layer's settings.
-        """
-        return f"p={self.p}"
-
-
-def _use_stream_dropout(module: nn.Module) -> None:
-    number = 0
-    for parent in module.modules():
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Dropout:
-                setattr(parent, name, StreamDropout(child.p, number) if child.p > 0 else nn.Identity())
-                number += 1
 
 
 @dataclass(frozen=True)
@@ -185,8 +78,9 @@ class Problem:
         Parameters
         ----------
         module
-            The model. It is changed in place: moved to the device, cast, its ``nn.Dropout`` layers replaced by
-            :class:`StreamDropout`.
+            The model. It is changed in place: moved to the device, cast, and where it draws random numbers (dropout,
+            also inside of recurrent and attention layers) these come from the clients' streams
+            (:func:`coterie.models.streams.use_streams`).
         task
             ``"multiclass"``, ``"binary"`` or ``"regression"``; decides the loss and metric where they are not given.
         loss
@@ -219,7 +113,7 @@ class Problem:
             if loss not in LOSSES:
                 raise UnknownName("loss", loss, LOSSES)
             loss = LOSSES[loss]
-        _use_stream_dropout(module)
+        use_streams(module)
         module.to(device=device, dtype=dtype)
         module.train()
         if not all(value.is_floating_point() for value in module.parameters()):

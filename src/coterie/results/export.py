@@ -30,7 +30,7 @@ from coterie.config import ExperimentConfig
 from coterie.errors import CheckpointError, ConfigError, RunFolderError
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_validation
-from coterie.models.problem import StreamDropout
+from coterie.models.dropout import StreamDropout
 from coterie.results import Result
 from coterie.rows import Rows
 from coterie.runs.builder import Assembly, assemble
@@ -64,10 +64,14 @@ def load_model() -> torch.nn.Module:
 
 def prepare(x: torch.Tensor) -> torch.Tensor:
     """Scale samples [samples, ...] as in training; bytes are taken as 0 to 255."""
-    x = x.to(torch.{dtype}) / 255 if x.dtype == torch.uint8 else x.to(torch.{dtype})
+{as_they_are}    x = x.to(torch.{dtype}) / 255 if x.dtype == torch.uint8 else x.to(torch.{dtype})
     mean, std = (torch.tensor(v, dtype=x.dtype).view(-1, *(1,) * (x.dim() - 2)) for v in (MEAN, STD))
     return (x - mean) / std
 '''
+
+_WORDS = """    if x.dtype == torch.int64:  # numbers of words
+        return x
+"""
 
 _OWN_CODE = """
 from coterie.user_code import Copies
@@ -210,7 +214,9 @@ def export(
         "test": _measured(result, client, recorded),
     }
     if graph:
-        _write_onnx(module, facts, graph)
+        _write_onnx(
+            module, facts, graph, torch.int64 if dataset.x.dtype == torch.int64 else getattr(torch, config.dtype)
+        )
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
     with replacing(model) as draft:
         save_file(tensors, draft)
@@ -221,6 +227,7 @@ def export(
         "input_shape": dataset.input_shape,
         "named": repr(facts["model"]),
         "imports": "",
+        "as_they_are": _WORDS if dataset.x.dtype == torch.int64 else "",
     }
     if "model" in copies.settings:
         write_code(code, copies.only("model"))
@@ -247,14 +254,14 @@ def _refuse_without_onnx() -> None:
             raise ConfigError(f"onnx needs {package}, which is not installed: install coterie[onnx]") from error
 
 
-def _write_onnx(module: nn.Module, facts: dict[str, Any], path: Path) -> None:
+def _write_onnx(module: nn.Module, facts: dict[str, Any], path: Path, dtype: torch.dtype) -> None:
     plain = copy.deepcopy(module).cpu().eval()
     for parent in list(plain.modules()):
         for name, child in parent.named_children():
             if isinstance(child, StreamDropout):  # which does nothing in evaluation, by arithmetic that ONNX has not
                 setattr(parent, name, nn.Identity())
     # Two samples and not one: an axis of length one would be taken for one that never changes.
-    example = torch.zeros(2, *facts["input_shape"], dtype=getattr(torch, facts["dtype"]))
+    example = torch.zeros(2, *facts["input_shape"], dtype=dtype)
     noisy = logging.getLogger("torch.onnx")
     level = noisy.level
     try:

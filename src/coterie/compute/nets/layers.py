@@ -205,10 +205,20 @@ def _affine(weights: Rows, plain: Tensor, rows: int, shape: tuple[int, ...]) -> 
     return folded
 
 
+def _embedding(layer: nn.Embedding, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:
+    weight = weights["weight"]
+    places = x.reshape(rows, -1)
+    found = weight[torch.arange(rows, device=x.device).unsqueeze(1), places]
+    if layer.padding_idx is not None:  # its entry is used, but not trained
+        found = torch.where((places == layer.padding_idx).unsqueeze(-1), found.detach(), found)
+    return found.view(*x.shape, weight.shape[-1])
+
+
 STACKED: dict[type[nn.Module], StackedForm] = {
     nn.Linear: _linear,
     nn.Conv2d: convolved,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
+    nn.Embedding: _embedding,
 }
 """The stacked form of each kind of layer. Layers without one are vectorised by ``torch.func.vmap``, which is slower."""

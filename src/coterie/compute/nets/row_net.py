@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import ModelError
-from coterie.models.problem import StreamDropout
+from coterie.models.dropout import FunctionCalls, StreamDropout
+from coterie.models.recurrent import written_out
 from coterie.rows import Columns, Layout, Rows, matrix_units
 
 
@@ -44,7 +45,10 @@ class RowNet(abc.ABC):
     def __init__(self, module: nn.Module, layout: Layout | None = None) -> None:
         self.module = module
         self.layout = layout or layout_of(module)
-        self._dropouts = [name for name, child in module.named_modules() if isinstance(child, StreamDropout)]
+        self._dropouts = keyed(module)
+        # Whether the model calls functions that we compute in our own way, and draws in them; known after a first pass.
+        self._calls_functions: bool | None = None
+        self._draws_in_functions = False
         self._subs: dict[tuple[str, ...], RowNet] = {}
         self._columns: dict[tuple[str, ...], Columns] = {}
 
@@ -59,7 +63,7 @@ class RowNet(abc.ABC):
     @property
     def uses_dropout(self) -> bool:
         """Whether the model draws random numbers while it trains."""
-        return bool(self._dropouts)
+        return bool(self._dropouts) or self._draws_in_functions
 
     def sub(self, *path: str | slice) -> RowNet:
         """Return the net of a part of the model; made once."""
@@ -100,6 +104,20 @@ class RowNet(abc.ABC):
             )
         return declared
 
+    def call(self, module: nn.Module, named: Rows, args: tuple[Any, ...], key: Tensor | None) -> Any:
+        """Call a module for one client, with its parameters, its dropout keys, and the key of functional dropout."""
+        if self._calls_functions is False:
+            return torch.func.functional_call(module, named, args)
+        with FunctionCalls(key) as calls:
+            out = torch.func.functional_call(module, named, args)
+        self.note(calls)
+        return out
+
+    def note(self, calls: FunctionCalls) -> None:
+        """Remember what the model called."""
+        self._calls_functions = bool(self._calls_functions) or calls.met
+        self._draws_in_functions = self._draws_in_functions or calls.drew
+
     def arguments(self, params: Tensor, key: Tensor | None) -> Rows:
         """Return views of the rows under the names of the module's parameters, with the keys of its dropout layers."""
         named = self.layout.views(params)
@@ -115,7 +133,12 @@ class ModuleNet(RowNet):
         """Apply the model to samples ``[rows, samples, ...]``."""
         named = self.arguments(params, key)
         rows = [
-            torch.func.functional_call(self.module, {name: value[row] for name, value in named.items()}, (x[row],))
+            self.call(
+                self.module,
+                {name: value[row] for name, value in named.items()},
+                (x[row],),
+                None if key is None else key[row],
+            )
             for row in range(len(x))
         ]
         return torch.stack(rows)
@@ -127,19 +150,35 @@ class VmapNet(RowNet):
     def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
         """Apply the model to samples ``[rows, samples, ...]``."""
         named = self.arguments(params, key)
-        out: Tensor = torch.func.vmap(lambda p, s: torch.func.functional_call(self.module, p, (s,)))(named, x)
+        with written_out():
+            out: Tensor = torch.func.vmap(
+                lambda p, s, k: self.call(self.module, p, (s,), k), in_dims=(0, 0, None if key is None else 0)
+            )(named, x, key)
         return out
 
 
-def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float) -> bool:
-    """Return whether two nets give the same outputs on some samples, up to a relative difference."""
+def keyed(module: nn.Module) -> list[str]:
+    """Name the dropout layers of a module that drop anything."""
+    return [name for name, child in module.named_modules() if isinstance(child, StreamDropout) and child.p > 0]
+
+
+def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float, backward: bool = False) -> bool:
+    """Return whether two nets give the same outputs on some samples, up to a relative difference.
+
+    With ``backward``, the first one's gradient is computed too, so that what it cannot do is raised here.
+    """
     row = reference.layout.row_of(dict(reference.module.named_parameters()))
     # Every row gets other parameters, so that a net that mixes rows is found out too.
     spread = torch.arange(1, len(x) + 1, dtype=row.dtype, device=row.device).unsqueeze(1)
     params = row * (1 + 0.1 * spread) + 0.01 * torch.sin(spread * torch.arange(len(row), device=row.device))
-    with torch.no_grad(), matrix_units.tf32(False):  # TF32's three digits would hide a wrong net, or refuse a right one
+    with torch.set_grad_enabled(backward), matrix_units.tf32(False):
+        # TF32's three digits would hide a wrong net, or refuse a right one.
         try:
-            got, wanted = net.outputs(params, x), reference.outputs(params, x)
+            got, wanted = net.outputs(params.detach().requires_grad_(backward), x), reference.outputs(params, x)
+            if backward:
+                got.sum().backward()
         except (RuntimeError, ValueError, TypeError, IndexError):
+            if backward:
+                raise
             return False
     return bool(got.shape == wanted.shape and (got - wanted).norm() <= tolerance * (1 + wanted.norm()))

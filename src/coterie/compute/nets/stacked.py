@@ -6,6 +6,7 @@ only layers with parameters need a stacked form (:data:`coterie.compute.nets.lay
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,62 +14,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
-from coterie import kernels
 from coterie.algorithms.base import Batch
 from coterie.compute.nets import fusion
-from coterie.compute.nets.layers import STACKED, Convolution, convolved, few_samples
-from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, layout_of
+from coterie.compute.nets.layers import STACKED, Convolution, convolved
+from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, keyed, layout_of
+from coterie.compute.nets.taps import GradientTap, TappedMaps, affine, leaves, tapped
 from coterie.errors import ModelError
-from coterie.models.problem import StreamDropout
+from coterie.models.attention import StreamAttention, attend
+from coterie.models.dropout import FunctionCalls, StreamDropout
+from coterie.models.recurrent import StreamGRU, StreamLSTM, StreamRNN, recur, written_out
 from coterie.rows import Layout, Rows
 
 Kernel = Literal["module", "vmap", "stacked"]
 """The three ways to apply a model to rows."""
-
-
-@dataclass(frozen=True)
-class GradientTap:
-    """Where :meth:`StackedNet.descend_` reads a gradient from the backward pass, and what it updates with it.
-
-    Parameters
-    ----------
-    weights
-        The parameters that will change, stacked views of the rows.
-    entered
-        The input of a linear layer, or ``None`` if ``watched`` is the parameter itself.
-    watched
-        The tensor whose gradient is taken: the layer's output, or the parameter.
-    """
-
-    weights: Rows
-    entered: Tensor | None
-    watched: Tensor
-
-    def update_(self, gradient: Tensor, rate: Tensor) -> None:
-        """Take the step ``weights − rate · gradient`` in place."""
-        rows = len(rate)
-        if self.entered is None:
-            (weight,) = self.weights.values()
-            weight.addcmul_(gradient, rate.view(rows, *(1,) * (weight.dim() - 1)), value=-1)
-            return
-        gradient = gradient.reshape(rows, -1, gradient.shape[-1])
-        weight, entered = self.weights["weight"], self.entered.reshape(rows, -1, self.entered.shape[-1])
-        # With few samples the time goes into reading the weights. With 50 the kernel was slower than the library's
-        # product (a round of an MLP took 6.7 instead of 5.7 ms), for then the arithmetic counts.
-        if few_samples(entered, 16) and kernels.usable(entered, weight):
-            from coterie.kernels.linear import descend_
-
-            descend_(weight, self.weights.get("bias"), entered, gradient, rate, kernels.precision())
-            return
-        step = gradient * -rate.unsqueeze(-1)
-        if not weight.is_cuda and weight[0].numel() < 2**16 and torch.get_num_threads() > 1:
-            # In place, PyTorch updates the rows of a matrix with gaps between them one after another on a CPU. For
-            # small weights a product of its own, whose rows are shared among the threads, and a sum are faster.
-            weight.add_(torch.bmm(step.transpose(1, 2), entered))
-        else:
-            weight.baddbmm_(step.transpose(1, 2), entered)
-        if "bias" in self.weights:
-            self.weights["bias"].add_(step.sum(1))
 
 
 class StackedNet(RowNet):
@@ -92,16 +50,19 @@ class StackedNet(RowNet):
     def __init__(self, module: nn.Module, layout: Layout | None = None, convolution: Convolution = "auto") -> None:
         super().__init__(module, layout)
         self.convolution: Convolution = convolution
+        self._defaults = _defaults(module)
         try:
-            self._graph = _Tracer().trace(module)
+            self._graph = _Tracer().trace(module, self._defaults or None)
         except Exception as error:  # torch.fx raises whatever the module's own code raises on a proxy
             raise ModelError(f"{type(module).__name__} cannot be traced: {error}") from error
         if any(node.op == "get_attr" for node in self._graph.nodes):
             raise ModelError(f"{type(module).__name__} uses parameters outside of layers")
         self._modules = dict(module.named_modules())
         self._fused = fusion.plan(self._graph, self._modules)
+        # A parameter that two layers share is in the rows once, under the first of its names.
+        rows = {value: name for name, value in module.named_parameters()}
         self._own = {
-            name: tuple(p for p, _ in child.named_parameters(recurse=True)) for name, child in self._modules.items()
+            name: {own: rows[value] for own, value in child.named_parameters()} for name, child in self._modules.items()
         }
 
     def of_part(self, part: nn.Module) -> RowNet:
@@ -129,17 +90,24 @@ class StackedNet(RowNet):
             if gradient is not None:
                 tap.update_(gradient, rate)
 
+    def layer(self, name: str) -> tuple[nn.Module, dict[str, str]]:
+        """Return a layer, and for each of its parameters the name that it has in the rows."""
+        return self._modules[name], self._own[name]
+
     def _walk(self, named: Rows, x: Tensor, key: Tensor | None, taps: list[GradientTap] | None) -> Tensor:
         rows, samples = x.shape[:2]
         values: dict[fx.Node, Any] = {}
+        calls = FunctionCalls(key)
+        layers = _Layers(self, named, rows, key, taps, calls)
 
         def value_of(node: fx.Node) -> Any:
             return values[node]
 
         out: Any = None
+        given = iter((x.flatten(0, 1), *self._defaults.values()))
         for node in self._graph.nodes:
             if node.op == "placeholder":
-                values[node] = x.flatten(0, 1)
+                values[node] = next(given)
                 continue
             args = fx.map_arg(node.args, value_of)
             kwargs = fx.map_arg(node.kwargs, value_of)
@@ -148,62 +116,119 @@ class StackedNet(RowNet):
                 values[node] = args[0]
             elif fused in ("pool", "pool, relu"):
                 values[node] = fusion.pooled(self._modules[str(node.target)], args[0], fused == "pool, relu")
+            elif node.op == "call_function" and calls.replaces(node.target):
+                values[node] = calls.call(node.target, args, kwargs)
             elif node.op == "call_function":
                 values[node] = node.target(*args, **kwargs)
             elif node.op == "call_method":
                 values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
             elif node.op == "call_module":
-                relu = fused == "convolve, relu"
-                values[node] = self._layer(str(node.target), named, args[0], rows, key, taps, relu)
+                values[node] = layers.apply(str(node.target), args, kwargs, fused == "convolve, relu")
             else:
                 out = args[0]
+        self.note(calls)
         result: Tensor = out.view(rows, samples, *out.shape[1:])
         return result
 
-    def _layer(
-        self,
-        name: str,
-        named: Rows,
-        x: Tensor,
-        rows: int,
-        key: Tensor | None,
-        taps: list[GradientTap] | None,
-        relu: bool,
-    ) -> Tensor:
-        child = self._modules[name]
+
+@dataclass(frozen=True)
+class _Layers:
+    """The layers of a net in one pass over its graph."""
+
+    net: StackedNet
+    named: Rows
+    rows: int
+    key: Tensor | None
+    taps: list[GradientTap] | None
+    calls: FunctionCalls
+
+    def apply(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], relu: bool) -> Any:
+        """Apply a layer to folded activations, and rectify its result if wanted."""
+        child, own = self.net.layer(name)
         if isinstance(child, StreamDropout):
-            return x if key is None else child.dropped(key, x)
-        prefix = f"{name}." if name else ""
-        weights = {own: named[prefix + own] for own in self._own[name] if prefix + own in named}
+            return args[0] if self.key is None else child.dropped(self.key, args[0])
+        weights = {short: self.named[full] for short, full in own.items() if full in self.named}
         if not weights:
-            plain: Tensor = child(x)
+            plain = child(*args, **kwargs)
             return plain.relu() if relu else plain
         # Frozen parameters are in no row: a layer with some of them has no stacked form.
-        whole = len(weights) == len(self._own[name])
-        if taps is not None and type(child) is nn.Linear and whole:
-            out = STACKED[nn.Linear](child, weights, x, rows, self.convolution)
-            if not out.requires_grad:  # nothing before this layer is trained, so that autograd has to begin with it
-                out.requires_grad_()
-            taps.append(GradientTap(weights, x.detach(), out))
-            return out
-        if taps is not None:
-            leaves = {own: value.detach().requires_grad_() for own, value in weights.items()}
-            taps += [GradientTap({own: weights[own]}, None, leaf) for own, leaf in leaves.items()]
-            weights = leaves
-        if type(child) is nn.Conv2d and whole:
-            return convolved(child, weights, x, rows, self.convolution, relu)
+        out = self._stacked(child, weights, args, kwargs, relu) if len(weights) == len(own) else None
+        if out is None:
+            out = self._vectorised(child, leaves(weights, self.taps), args, kwargs)
+            return out.relu() if relu else out
+        return out
+
+    def _stacked(
+        self, child: nn.Module, weights: Rows, args: tuple[Any, ...], kwargs: dict[str, Any], relu: bool
+    ) -> Any:
+        """Apply a layer in its stacked form; ``None`` if it has none."""
+        if isinstance(child, StreamLSTM | StreamGRU | StreamRNN):
+            x, state = (*args, kwargs.get("hx"))[:2]
+            return recur(child, weights, self.rows, x, state, self._dropped, TappedMaps(self.taps))
+        if isinstance(child, StreamAttention):
+            extra = leaves({name: weights[name] for name in ("bias_k", "bias_v") if name in weights}, self.taps)
+            return attend(
+                child,
+                weights | extra,
+                self.rows,
+                lambda own, x: affine(own, x, self.taps),
+                lambda x: self._dropped(child.stream, x),
+                *args,
+                **kwargs,
+            )
         form = STACKED.get(type(child))
-        if form is not None and whole:
-            out = form(child, weights, x, rows, self.convolution)
-        else:
-            out = _vectorised(child, weights, x, rows)
+        if form is None:
+            return None
+        convolution = self.net.convolution
+        if self.taps is not None and type(child) is nn.Linear:
+            return tapped(form(child, weights, args[0], self.rows, convolution), weights, args[0], self.taps)
+        weights = leaves(weights, self.taps)
+        if type(child) is nn.Conv2d:
+            return convolved(child, weights, args[0], self.rows, convolution, relu)
+        out = form(child, weights, args[0], self.rows, convolution)
         return out.relu() if relu else out
 
+    def _dropped(self, layer: StreamDropout, x: Tensor) -> Tensor:
+        return x if self.key is None else layer.dropped(self.key, x)
 
-def _vectorised(child: nn.Module, weights: Rows, x: Tensor, rows: int) -> Tensor:
-    batch = x.unflatten(0, (rows, -1))
-    out: Tensor = torch.func.vmap(lambda p, s: torch.func.functional_call(child, p, (s,)))(weights, batch)
-    return out.flatten(0, 1)
+    def _vectorised(self, child: nn.Module, weights: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key, calls = self.key, self.calls
+        if key is not None:
+            weights = weights | {f"{name}.key" if name else "key": key for name in keyed(child)}
+
+        def one(own: Rows, key: Tensor | None, *given: Any) -> Any:
+            with FunctionCalls(key) as inner:
+                inner.calls = calls.calls  # masks are numbered through the whole model
+                out = torch.func.functional_call(child, own, given[:-1], given[-1])
+            calls.calls, calls.met, calls.drew = inner.calls, calls.met or inner.met, calls.drew or inner.drew
+            return out
+
+        given = (*args, kwargs)
+        split = _mapped(given, lambda value: value.unflatten(0, (self.rows, -1)))
+        dims = _mapped(given, lambda _: 0, None)
+        with written_out():
+            out = torch.func.vmap(one, in_dims=(0, None if key is None else 0, *dims))(weights, key, *split)
+        return _mapped(out, lambda value: value.flatten(0, 1))
+
+
+_AS_IT_IS = object()
+
+
+def _mapped(value: Any, function: Callable[[Tensor], Any], others: Any = _AS_IT_IS) -> Any:
+    """Apply a function to the tensors in nested tuples and dictionaries; give ``others`` for what is no tensor."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(each, function, others) for each in value)
+    if isinstance(value, dict):
+        return {name: _mapped(each, function, others) for name, each in value.items()}
+    return value if others is _AS_IT_IS else others
+
+
+def _defaults(module: nn.Module) -> dict[str, Any]:
+    """Return the defaults of whatever a module's ``forward`` takes beside the samples."""
+    parameters = list(inspect.signature(module.forward).parameters.values())[1:]
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
 class _Tracer(fx.Tracer):

@@ -1,0 +1,272 @@
+"""Recurrent nets and attention: each row as PyTorch's own layer has it, forward and backward, on every net."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coterie import randomness
+from coterie.algorithms.base import Batch
+from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet
+from coterie.compute.nets.stacked import StackedNet
+from coterie.models.problem import LOSSES, Problem
+
+ROWS, SAMPLES, TIMES, WIDTH = 3, 4, 5, 6
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: nn.RNNBase, last: bool = False) -> None:
+        super().__init__()
+        self.layer, self.last = layer, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.layer.batch_first else x.transpose(0, 1)
+        if self.last:
+            _, state = self.layer(x)
+            return (state[0] + state[1] if self.layer.mode == "LSTM" else state)[-1]
+        out, _ = self.layer(x)
+        return out if self.layer.batch_first else out.transpose(0, 1)
+
+
+class Begun(nn.Module):
+    """A recurrent layer whose first state comes from the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(WIDTH, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x[:, 0, :3].unsqueeze(0))[0]
+
+
+class Attentive(nn.Module):
+    """Attention from a sequence to another one, with its weights."""
+
+    def __init__(self, cross: bool = False, **options: object) -> None:
+        super().__init__()
+        self.cross = cross
+        self.attention = nn.MultiheadAttention(WIDTH, 2, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = x.flip(1) * 0.5 if self.cross else x
+        if not self.attention.batch_first:
+            x, other = x.transpose(0, 1), other.transpose(0, 1)
+        out, weights = self.attention(x, other, other)
+        out = out if self.attention.batch_first else out.transpose(0, 1)
+        return torch.cat([out, weights], -1)
+
+
+class Causal(nn.Module):
+    """Attention by PyTorch's function, with keys and values of fewer heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.others = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.query(x).unflatten(-1, (4, 2)).transpose(1, 2)
+        key, value = self.others(x).chunk(2, -1)
+        key, value = key.unflatten(-1, (2, 2)).transpose(1, 2), value.unflatten(-1, (2, 2)).transpose(1, 2)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).flatten(2)
+
+
+def encoder(**options: object) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 7, dropout=0.0, **options)
+    return nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+
+
+class TimesFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = encoder()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x.transpose(0, 1)).transpose(0, 1)
+
+
+RECURRENT = {
+    "lstm": Recurrent(nn.LSTM(WIDTH, 3, batch_first=True)),
+    "lstm, last state": Recurrent(nn.LSTM(WIDTH, 3, num_layers=2, bidirectional=True), last=True),
+    "lstm, deep": Recurrent(nn.LSTM(WIDTH, 3, num_layers=3, bias=False)),
+    "lstm, both": Recurrent(nn.LSTM(WIDTH, 3, num_layers=2, bidirectional=True, batch_first=True)),
+    "gru": Recurrent(nn.GRU(WIDTH, 3, batch_first=True)),
+    "gru, deep": Recurrent(nn.GRU(WIDTH, 3, num_layers=2, bias=False, bidirectional=True)),
+    "gru, begun": Begun(),
+    "gru, last state": Recurrent(nn.GRU(WIDTH, 3), last=True),
+    "rnn": Recurrent(nn.RNN(WIDTH, 3, num_layers=2, bidirectional=True, batch_first=True)),
+    "rnn, relu": Recurrent(nn.RNN(WIDTH, 3, nonlinearity="relu", bias=False)),
+}
+ATTENTION = {
+    "self": Attentive(batch_first=True),
+    "times first": Attentive(bias=False),
+    "cross": Attentive(cross=True, batch_first=True),
+    "other widths": Attentive(cross=True, kdim=WIDTH, vdim=WIDTH, batch_first=True),
+    "more keys": Attentive(add_bias_kv=True, add_zero_attn=True, batch_first=True),
+    "function": Causal(),
+    "encoder": encoder(batch_first=True),
+    "encoder, norm first": encoder(batch_first=True, norm_first=True, activation="gelu", bias=False),
+    "encoder, times first": TimesFirst(),
+}
+
+
+def drawn(*shape: int, number: int = 0) -> Tensor:
+    return torch.from_numpy(randomness.stream(1, "families", number).normal(size=shape))
+
+
+def nets_of(module: nn.Module) -> tuple[Problem, list[RowNet]]:
+    problem = Problem.of(module, "regression", dtype=torch.float64)
+    return problem, [kind(module, problem.layout) for kind in (StackedNet, VmapNet, ModuleNet)]
+
+
+@pytest.mark.parametrize("module", [pytest.param(each, id=name) for name, each in (RECURRENT | ATTENTION).items()])
+def test_each_row_is_pytorchs_own(module: nn.Module) -> None:
+    plain = copy.deepcopy(module).double()
+    problem, nets = nets_of(copy.deepcopy(module))
+    params, x = 0.5 * drawn(ROWS, problem.layout.size), drawn(ROWS, SAMPLES, TIMES, WIDTH, number=1)
+    wanted = []
+    for row, samples in zip(params, x, strict=True):
+        own = {name: value[0].clone().requires_grad_() for name, value in problem.layout.views(row[None]).items()}
+        inputs = samples.clone().requires_grad_()
+        out = torch.func.functional_call(plain, own, (inputs,))
+        pull = drawn(*out.shape, number=2)
+        found = torch.autograd.grad((out * pull).sum(), (*own.values(), inputs))
+        gradient = problem.layout.row_of(dict(zip(own, found, strict=False)))
+        wanted.append((out, gradient, found[-1]))
+    for net in nets:
+        p, s = params.clone().requires_grad_(), x.clone().requires_grad_()
+        out = net.outputs(p, s)
+        gradients = torch.autograd.grad((out * pull).sum(), (p, s))
+        for got, each in zip((out, *gradients), zip(*wanted, strict=True), strict=True):
+            torch.testing.assert_close(got, torch.stack(each), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("module", [pytest.param(each, id=name) for name, each in (RECURRENT | ATTENTION).items()])
+def test_fused_step_is_a_step_along_the_gradient(module: nn.Module) -> None:
+    problem, (stacked, *_, plain) = nets_of(copy.deepcopy(module))
+    assert isinstance(stacked, StackedNet)
+    params, x = 0.5 * drawn(ROWS, problem.layout.size), drawn(ROWS, SAMPLES, TIMES, WIDTH, number=1)
+    weight = torch.full((ROWS, SAMPLES), 1 / SAMPLES, dtype=torch.float64)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.flatten(1).sin().sum(1) * targets
+
+    rate = torch.tensor([[0.1], [0.2], [0.3]], dtype=torch.float64)
+    moved = params.clone()
+    targets = drawn(ROWS, SAMPLES, number=3)
+    Batch(stacked, loss, x, targets, weight, weight.sum(1)).descend_(moved, rate)
+    expected = params - rate * Batch(plain, loss, x, targets, weight, weight.sum(1)).grad(params)
+    torch.testing.assert_close(moved, expected, rtol=1e-10, atol=1e-11)
+
+
+class Language(nn.Module):
+    """Words in, words out, with one matrix for both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 4, padding_idx=0)
+        self.last = nn.Linear(4, 7)
+        self.last.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.words(x).mean(1))
+
+
+def test_words_and_tied_weights() -> None:
+    problem, nets = nets_of(Language())
+    assert problem.layout.size == 7 * 4 + 7
+    params = drawn(ROWS, problem.layout.size)
+    x = torch.from_numpy(randomness.stream(1, "words").integers(0, 7, size=(ROWS, SAMPLES, TIMES)))
+    y = x[:, :, 0]
+    weight = torch.full((ROWS, SAMPLES), 1 / SAMPLES, dtype=torch.float64)
+    rate = torch.full((ROWS, 1), 0.3, dtype=torch.float64)
+    ends = []
+    for net in nets:
+        batch = Batch(net, LOSSES["cross_entropy"], x, y, weight, weight.sum(1))
+        moved = params.clone()
+        batch.descend_(moved, rate)
+        ends.append((net.outputs(params, x), batch.grad(params), moved))
+    # By hand: the mean of the words' vectors, times all words' vectors; the gradient reaches the matrix from both ends.
+    table = params[0, : 7 * 4].view(7, 4).clone().requires_grad_()
+    shift = params[0, 7 * 4 :]
+    outputs = table.clone()[x[0]].mean(1) @ table.T + shift
+    torch.testing.assert_close(ends[0][0][0], outputs.detach(), rtol=1e-12, atol=1e-12)
+    for end in ends[:2]:
+        for got, wanted in zip(end, ends[2], strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-11)
+
+
+class Dropping(nn.Module):
+    """Dropout in every form: layers, inside of layers, functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(WIDTH, WIDTH)
+        self.lstm = nn.LSTM(WIDTH, 3, num_layers=3, bidirectional=True, dropout=0.3)
+        self.encoder = nn.TransformerEncoderLayer(WIDTH, 2, 7, dropout=0.2)
+        self.function = Causal()
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.before(x), 0.4, self.training)
+        x = self.lstm(x.transpose(0, 1))[0]
+        x = self.encoder(x).transpose(0, 1)
+        query = self.function(x).unsqueeze(1)
+        x = F.scaled_dot_product_attention(query, query, query, dropout_p=0.3)[:, 0]
+        return self.last(F.dropout(x.mean(1), p=0.25))
+
+
+def test_dropout_of_every_form_comes_from_streams() -> None:
+    problem, nets = nets_of(Dropping())
+    params, x = 0.5 * drawn(ROWS, problem.layout.size), drawn(ROWS, SAMPLES, TIMES, WIDTH, number=1)
+    keys = randomness.keys(1, "dropout", 1, torch.arange(ROWS))
+    ways = [net.outputs(params, x, keys) for net in nets]
+    for net, got in zip(nets, ways, strict=True):
+        torch.testing.assert_close(got, ways[-1], rtol=1e-11, atol=1e-12)
+        assert net.uses_dropout
+        assert torch.equal(net.outputs(params, x, keys), got)
+        assert not torch.allclose(net.outputs(params, x, keys + 1), got)
+        # A batch that is padded with further samples has the same masks for the first ones.
+        torch.testing.assert_close(net.outputs(params, x[:, :2], keys), got[:, :2], rtol=1e-11, atol=1e-12)
+    still = [net.outputs(params, x) for net in nets]
+    plain = Dropping().double().eval()
+    plain.forward = lambda x: _without_dropout(plain, x)  # type: ignore[method-assign]
+    for row in range(ROWS):
+        own = {name: value[0] for name, value in problem.layout.views(params[row : row + 1]).items()}
+        wanted = torch.func.functional_call(plain, own, (x[row],))
+        for got in still:
+            torch.testing.assert_close(got[row], wanted, rtol=1e-10, atol=1e-11)
+
+
+def _without_dropout(net: nn.Module, x: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = net.encoder(net.lstm(net.before(x).transpose(0, 1))[0]).transpose(0, 1)
+    query = net.function(out).unsqueeze(1)
+    return net.last(F.scaled_dot_product_attention(query, query, query)[:, 0].mean(1))
+
+
+def test_dropout_keeps_means() -> None:
+    """A dropped output is, over many streams, the output without dropout: here of a linear map of dropped inputs."""
+
+    class Simple(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(F.dropout(x, 0.5))
+
+    problem, (stacked, *_) = nets_of(Simple())
+    rows = 4000
+    params = problem.start.expand(rows, -1)
+    x = torch.ones(rows, 1, 4, dtype=torch.float64)
+    got = stacked.outputs(params, x, randomness.keys(2, "dropout", 1, torch.arange(rows)))
+    spread = float(problem.start.norm()) / rows**0.5  # of the mean: each factor is 0 or 2, with deviation 1
+    assert abs(float(got.mean() - problem.start.sum())) < 5 * spread
+    assert len(got.unique()) == 16
