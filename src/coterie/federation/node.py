@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from coterie.algorithms.base import Task
 from coterie.compute.engine import Call
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.errors import CoterieError, Diverged
 from coterie.federation.agreement import FILE, Agreement
 from coterie.federation.node_state import NodeState
-from coterie.federation.party_data import make_simulation, own_population
+from coterie.federation.party_data import own_population
 from coterie.federation.privacy_ledger import Ledger
-from coterie.federation.schema import EVALUATE, GLOBAL, LAST, Seen, check_message, observe
-from coterie.federation.wire import Envelope, Rejected, check_header, pack, unpack
+from coterie.federation.resident import Means, Resident, Residents, Timed, check_code
+from coterie.federation.schema import EVALUATE, GLOBAL, LAST, check_message
+from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack
 from coterie.rows import Rows
 from coterie.runs.builder import Population
 from coterie.runs.experiment import threads
@@ -48,21 +51,31 @@ class Node:
         Where its states and models lie.
     lost_is_fine
         Whether to begin anew where the state that the server counts on is not there.
+    means
+        What it computes with, and what it lets itself be asked.
     """
 
     def __init__(
-        self, agreement: Agreement, client: int, dataset: Dataset, folder: Path, lost_is_fine: bool = False
+        self,
+        agreement: Agreement,
+        client: int,
+        dataset: Dataset,
+        folder: Path,
+        lost_is_fine: bool = False,
+        means: Means | None = None,
     ) -> None:
         self.agreement, self.client, self.folder = agreement, client, folder
+        self.means = means or Means()
+        check_code(agreement, self.means)
         self._dataset, self._lost_is_fine = dataset, lost_is_fine
-        self._seen: tuple[ExperimentConfig, list[Seen]] | None = None
+        self._residents = Residents(agreement, client, self.means, folder)
         self._ledger = None if agreement.privacy is None else Ledger(folder, agreement.privacy)
 
     def handle(self, block: bytes) -> bytes:
         """Answer a message, or say why not. Whatever is wrong with it, the node's state stays whole."""
         header: dict[str, Any] = {}
         try:
-            with threads(self.agreement.threads), torch.no_grad():
+            with threads(self.means.threads or self.agreement.threads), torch.no_grad():
                 envelope = unpack(block, self.agreement.limit)
                 header = envelope.header
                 return self._answer(envelope, hashlib.blake2b(block).digest())
@@ -95,20 +108,16 @@ class Node:
         check_header(header, {"kind": WORK, "client": self.client})
         began = time.perf_counter()
         everybody = self._sizes(header.get("sizes"), population)
-        simulation = make_simulation(config, self.agreement, population, everybody)
-        mine = slice(self.client, self.client + 1)
-        begin = {name: value[mine].clone() for name, value in simulation.clients.rows.items()}
-        state = NodeState(self.folder / "state", str(header.get("run")), begin, self._lost_is_fine)
+        resident = self._residents.get(str(header.get("run")), config, population, everybody)
+        state = NodeState(self.folder / "state", str(header.get("run")), resident.begin, self._lost_is_fine)
         state.settle(str(header.get("counted") or ""), list(header.get("keep") or ()))
-        one = torch.tensor([self.client])
         # Settled state first, then the evaluation that rides on this message, then the task.
         scores: list[Score] = []
         if header.get("evaluate") is not None:
-            wanted = header["evaluate"]
-            scores = self._evaluate(envelope, config, simulation, state.rows(str(wanted["base"] or "")), one)
+            scores = self._evaluate(envelope, resident, state)
         reply: Rows = {}
         if header.get("task") is not None:
-            reply = self._work(envelope, config, simulation, state, one, digest)
+            reply = self._work(envelope, resident, state, digest)
         told: dict[str, Any] = {"client": self.client}
         if self._ledger is None or self._ledger.promise.tell_metrics:
             told["scores"] = [[score.model, score.split, score.metric, _finite(score.values)] for score in scores]
@@ -121,59 +130,90 @@ class Node:
         """Say how many samples there are; under a promise, only whether there are any."""
         return size if self._ledger is None else min(size, 1)
 
-    def _work(
-        self,
-        envelope: Envelope,
-        config: ExperimentConfig,
-        simulation: Simulation,
-        state: NodeState,
-        one: Tensor,
-        digest: bytes,
-    ) -> Rows:
+    def _work(self, envelope: Envelope, resident: Resident, state: NodeState, digest: bytes) -> Rows:
         header = envelope.header
         purpose, task = str(header["purpose"]), str(header["task"])
         message = envelope.under("message")
-        self._check(message, config, purpose, task)
+        self._check(message, resident, purpose, task)
+        self.means.check(resident.simulation.tasks[task])
         call = Call(int(header["round"]), purpose, int(header["exchange"]))
         before = state.rows(str(header.get("base") or ""))
         rows = {name: value.unsqueeze(0) for name, value in message.items()}
-        changes, reply = simulation.engine.run(simulation.tasks[task], one, before, rows, call)
-        after = before | {name: value.to(before[name].dtype) for name, value in changes.items()}
-        for value in (*after.values(), *reply.values()):
-            if value.is_floating_point() and not bool(value.isfinite().all()):
-                raise Diverged(call.round, [self.client])
-        if self._ledger is not None and reply:
-            reply = self._ledger.release(reply, rows, simulation.tasks[task].references, str(header["run"]), digest)
+        if self._ledger is None:
+            after, reply = self._compute(resident, task, before, rows, call)
+        else:
+            # That it failed would tell of its samples, so a node that promised privacy answers in any case: with no
+            # change, under the same noise and at the same price. What that looks like depends on the message alone.
+            nothing = _nothing(resident.replies.of(task, message, call), rows, resident.simulation.tasks[task])
+            try:
+                after, reply = self._compute(resident, task, before, rows, call)
+                if {name: TensorSpec.of(value) for name, value in reply.items()} != {
+                    name: TensorSpec.of(value) for name, value in nothing.items()
+                }:
+                    raise Rejected("the reply is not of the shape that its task gives on other samples")
+            except Exception as error:
+                self._log(error)
+                after, reply = before, nothing
+            if reply:
+                references = resident.simulation.tasks[task].references
+                reply = self._ledger.release(reply, rows, references, str(header["run"]), digest)
         state.put(str(header["token"]), after)
         return reply
 
-    def _evaluate(
-        self, envelope: Envelope, config: ExperimentConfig, simulation: Simulation, state: Rows, one: Tensor
-    ) -> list[Score]:
-        algorithm = simulation.algorithm
-        round_number = int(envelope.header["evaluate"]["round"])
-        models: dict[str, Rows] = {}
-        if algorithm.has_personal:
-            message = envelope.under(f"{EVALUATE}/{LAST}")
-            self._check(message, config, EVALUATE, LAST)
-            context = simulation.engine.client_context(one, Call(round_number, "personal"))
-            rows = {name: value.unsqueeze(0) for name, value in message.items()}
-            models["personal"] = algorithm.personal(context, state, rows)
-        shared = envelope.under(f"{EVALUATE}/{GLOBAL}")
-        if algorithm.has_global and shared:
-            self._check(shared, config, EVALUATE, GLOBAL)
-            models[GLOBAL] = shared
-        for other in sorted(
-            {each.task for each in self._observed(config) if each.purpose == EVALUATE} - {LAST, GLOBAL}
-        ):
-            own = envelope.under(f"{EVALUATE}/{other}")
-            self._check(own, config, EVALUATE, other)
-            models[other] = {name: value.unsqueeze(0) for name, value in own.items()}
-        scores = Scorer(simulation, one, torch.zeros(0, dtype=torch.int64)).score(models, {GLOBAL})
-        own_model = {name: value[0] for name, value in models.get("personal", {}).items()}
-        kind, model = ("personal", own_model) if own_model else (GLOBAL, models.get(GLOBAL, {}))
-        self._keep(envelope.header, config, simulation, kind, model, scores)
+    def _compute(self, resident: Resident, task: str, before: Rows, rows: Rows, call: Call) -> tuple[Rows, Rows]:
+        """Run a task; give the node's state after it, and the reply."""
+        engine = resident.simulation.engine
+        timed = Timed(resident.simulation.tasks[task], self.means.max_seconds)
+        one = torch.tensor([self.client], device=engine.device)
+        with engine.rounding():
+            changes, reply = engine.run(timed, one, _moved(before, engine.device), _moved(rows, engine.device), call)
+        after = before | {name: value.to(before[name].device, before[name].dtype) for name, value in changes.items()}
+        reply = _moved(reply, torch.device("cpu"))
+        for value in (*after.values(), *reply.values()):
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise Diverged(call.round, [self.client])
+        return after, reply
+
+    def _evaluate(self, envelope: Envelope, resident: Resident, state: NodeState) -> list[Score]:
+        simulation, wanted = resident.simulation, envelope.header["evaluate"]
+        algorithm, device = simulation.algorithm, simulation.engine.device
+        before = state.rows(str(wanted["base"] or ""))
+        received = self._received(envelope, resident)
+        try:
+            one = torch.tensor([self.client], device=device)
+            models: dict[str, Rows] = {}
+            if algorithm.has_personal:
+                context = simulation.engine.client_context(one, Call(int(wanted["round"]), "personal"))
+                rows = _moved({name: value.unsqueeze(0) for name, value in received[LAST].items()}, device)
+                models["personal"] = algorithm.personal(context, _moved(before, device), rows)
+            if GLOBAL in received:
+                models[GLOBAL] = _moved(received[GLOBAL], device)
+            for other, own in received.items():
+                if other not in (LAST, GLOBAL):
+                    models[other] = _moved({name: value.unsqueeze(0) for name, value in own.items()}, device)
+            scores = Scorer(simulation, one, one.new_zeros(0)).score(models, {GLOBAL})
+            own_model = {name: value[0] for name, value in models.get("personal", {}).items()}
+            kind, model = ("personal", own_model) if own_model else (GLOBAL, models.get(GLOBAL, {}))
+            self._keep(envelope.header, resident.config, simulation, kind, model, scores)
+        except Exception as error:
+            if self._ledger is None:
+                raise
+            self._log(error)  # that models cannot be evaluated on its samples tells of them
+            return []
         return scores
+
+    def _received(self, envelope: Envelope, resident: Resident) -> dict[str, Rows]:
+        """Give the models that came to be evaluated, or what they are made of, each checked."""
+        algorithm, out = resident.simulation.algorithm, {}
+        for kind in sorted({each.task for each in resident.seen if each.purpose == EVALUATE} | {LAST}):
+            tensors = envelope.under(f"{EVALUATE}/{kind}")
+            if kind == LAST and not algorithm.has_personal:
+                continue
+            if kind == GLOBAL and not (algorithm.has_global and tensors):
+                continue
+            self._check(tensors, resident, EVALUATE, kind)
+            out[kind] = tensors
+        return out
 
     def _keep(
         self,
@@ -219,13 +259,23 @@ class Node:
             raise Rejected(f"it says that members have {told!r} samples, but this node has {mine}")
         return told
 
-    def _check(self, tensors: Rows, config: ExperimentConfig, purpose: str, task: str) -> None:
-        check_message(tensors, self._observed(config), purpose, task, len(self.agreement.members))
+    def _check(self, tensors: Rows, resident: Resident, purpose: str, task: str) -> None:
+        check_message(tensors, resident.seen, purpose, task, len(self.agreement.members))
 
-    def _observed(self, config: ExperimentConfig) -> list[Seen]:
-        if self._seen is None or self._seen[0] != config:
-            self._seen = (config, observe(config, self.agreement))
-        return self._seen[1]
+
+def _moved(rows: Rows, device: torch.device) -> Rows:
+    return {name: value.to(device) for name, value in rows.items()}
+
+
+def _nothing(shapes: Mapping[str, TensorSpec], message: Rows, task: Task) -> Rows:
+    """Make the reply that says that nothing has changed: the tensors of the message, and zeros for differences."""
+    out = {}
+    for name, spec in shapes.items():
+        source = task.references.get(name, name)
+        base = None if source is None else message.get(source)
+        fits = base is not None and TensorSpec.of(base[0]) == spec
+        out[name] = base.clone() if base is not None and fits else torch.zeros(1, *spec.shape, dtype=spec.dtype)
+    return out
 
 
 def _returned(header: dict[str, Any]) -> dict[str, Any]:

@@ -161,26 +161,35 @@ def fresh_row(config: ExperimentConfig, agreement: Agreement, client: int) -> Te
 
 
 def make_simulation(
-    config: ExperimentConfig, agreement: Agreement, population: Population, sizes: Sequence[int] | None = None
+    config: ExperimentConfig,
+    agreement: Agreement,
+    population: Population,
+    sizes: Sequence[int] | None = None,
+    scratch: Path | None = None,
 ) -> Simulation:
-    """Put the method on a party's population; ``sizes`` are everybody's, where the method starts from them."""
+    """Put the method on a party's population; ``sizes`` are everybody's, where the method starts from them.
+
+    With a folder for ``scratch``, the rows of all members lie there on disk: a node needs its own alone.
+    """
     engine = engine_of(config, population)
-    own, everyone = engine.sizes["train"], torch.ones(config.clients, dtype=torch.int64)
+    own, everyone = engine.sizes["train"], torch.ones(config.clients, dtype=torch.int64, device=engine.device)
     # A first state may depend on everybody's samples, which a party knows only where it is told.
-    engine.sizes["train"] = everyone if sizes is None else torch.tensor(sizes)
+    engine.sizes["train"] = everyone if sizes is None else torch.tensor(sizes, device=engine.device)
     simulation = Simulation(
         registry.make(config.algorithm, config.settings),
         engine,
-        fresh=lambda client: fresh_row(config, agreement, client),
-        members=population.roles.trainers,
+        fresh=lambda client: fresh_row(config, agreement, client).to(engine.device),
+        members=population.roles.trainers.to(engine.device),
+        keep="device" if scratch is None else "disk",
+        scratch=scratch,
     )
     engine.sizes["train"] = own
     return simulation
 
 
 def engine_of(config: ExperimentConfig, population: Population) -> Engine:
-    """Make the engine of every party: one client after another, on the CPU."""
-    return make_engine(config, population, torch.device("cpu"))
+    """Make a party's engine: by default one client after another, on the CPU."""
+    return make_engine(config, population, config.torch_device())
 
 
 def _part(fraction: float, count: int) -> int:

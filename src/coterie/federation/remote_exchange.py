@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coterie.algorithms import registry
 from coterie.algorithms.base import Message, Replies
-from coterie.compute.engine import Call, Engine, take
+from coterie.compute.engine import Call, take
 from coterie.compute.loop import LoopEngine
 from coterie.compute.samples import Samples
 from coterie.config import ExperimentConfig
@@ -25,6 +25,7 @@ from coterie.federation.agreement import Agreement
 from coterie.federation.membership import Membership
 from coterie.federation.node import WORK
 from coterie.federation.party_data import blank_population, engine_of, fresh_row
+from coterie.federation.reply_schema import ReplySchema
 from coterie.federation.schema import EVALUATE, GLOBAL, LAST
 from coterie.federation.transport import Failure, Transport
 from coterie.federation.wire import Envelope, Rejected, TensorSpec, check, check_header, pack, unpack
@@ -74,24 +75,6 @@ class _Evaluation:
         return {"round": self.round, "base": self.bases.get(client, "")}, tensors
 
 
-class _ReplySchema:
-    """What replies must look like, found by running their tasks on one blank sample."""
-
-    def __init__(self, engine: Engine, tasks: Mapping[str, Any], state: Rows) -> None:
-        self._engine, self._tasks, self._state = engine, tasks, state
-        self._known: dict[object, dict[str, TensorSpec]] = {}
-
-    def of(self, task: str, message: Rows, call: Call) -> dict[str, TensorSpec]:
-        key = (task, tuple((name, TensorSpec.of(value)) for name, value in message.items()))
-        if key not in self._known:
-            rows = {name: value.unsqueeze(0) for name, value in message.items()}
-            state = {name: value.clone() for name, value in self._state.items()}
-            with torch.no_grad():
-                _, reply = self._engine.run(self._tasks[task], torch.tensor([0]), state, rows, call)
-            self._known[key] = {name: TensorSpec.of(value[0]) for name, value in reply.items()}
-        return self._known[key]
-
-
 class RemoteExchange:
     """Sends requests to nodes.
 
@@ -134,7 +117,7 @@ class RemoteExchange:
         header: Mapping[str, Any],
         terms: Terms,
         report: Listener,
-        replies: _ReplySchema,
+        replies: ReplySchema,
     ) -> None:
         self.agreement, self.membership, self.terms = agreement, membership, terms
         self._transport, self._common, self._report, self._replies = transport, dict(header), report, replies
@@ -360,7 +343,7 @@ def make_federation(
             )
         common["sizes"] = sizes["train"]
     # Of the clients' first state only shapes matter here: the state itself lies at the nodes.
-    replies = _ReplySchema(blank, simulation.tasks, take(begin, slice(0, 1)))
+    replies = ReplySchema(blank, simulation.tasks, take(begin, slice(0, 1)))
     remote = RemoteExchange(agreement, transport, membership, common, terms, report, replies)
     simulation.exchange, simulation.clients = remote, ClientStates({})
     return Federation(agreement, population, simulation, remote)

@@ -13,6 +13,7 @@ from torch import Tensor
 from coterie.algorithms import registry
 from coterie.algorithms.base import Message, Replies
 from coterie.config import ExperimentConfig
+from coterie.errors import CoterieError
 from coterie.federation.agreement import Agreement
 from coterie.federation.party_data import blank_population, engine_of, fresh_row
 from coterie.federation.wire import Rejected, TensorSpec
@@ -79,11 +80,19 @@ class _Watched:
         self.seen.setdefault(Seen(purpose, task, up, name, TensorSpec.of(value), same))
 
 
-def observe(config: ExperimentConfig, agreement: Agreement, rounds: int = 2) -> list[Seen]:
+def observe(config: ExperimentConfig, agreement: Agreement, rounds: int = 2, members: int | None = None) -> list[Seen]:
     """Play a method on blank samples and give what crossed the wire, in order, each once.
 
-    Two rounds, because the second may send what the first cannot.
+    Two rounds, because the second may send what the first cannot. With ``members``, only so many take part, where the
+    method's settings allow it: memory for a model of each is needed, and sides that count members are not told apart
+    by :func:`check_message`.
     """
+    if members is not None and members < len(agreement.members):
+        fewer = agreement.model_copy(update={"members": agreement.members[:members]})
+        try:
+            return observe(config.model_copy(update={"clients": members}), fewer, rounds)
+        except CoterieError:  # such as a robust mean that needs more
+            pass
     count = len(agreement.members)
     population = blank_population(agreement, {split: [2] * count for split in ("train", "validation", "test")})
     everyone = population.roles.trainers

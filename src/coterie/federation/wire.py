@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 SCHEMA = 1
 """Version of what headers and names mean; both sides must have the same."""
 
 _METADATA = "coterie"
-_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
+_DTYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "I32": torch.int32, "BOOL": torch.bool}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ALIGNED = 8  # bytes: of the length of the header, and what the header's own length is a multiple of
+_HEADER_LIMIT = 2**20
+_MOST_SIDES = 16
+_MOST_LETTERS = 400
 
 
 class Rejected(Exception):
@@ -88,10 +93,24 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
         if twin != name:
             same[name] = twin
         else:
-            # Cloned: a safetensors file wants each tensor contiguous and alone in its memory.
-            plain[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+            plain[name] = value
     text = json.dumps({**header, "schema": SCHEMA, "order": list(tensors), "same": same}, allow_nan=False)
-    return save(plain, metadata={_METADATA: text})
+    # Written here rather than by safetensors, which holds each tensor three times on the way. As it does, the types
+    # with the longest numbers come first, so that all of them are aligned.
+    outer: dict[str, Any] = {"__metadata__": {_METADATA: text}}
+    end = 0
+    order = sorted(plain, key=lambda name: (-plain[name].element_size(), name))
+    for name in order:
+        value = plain[name]
+        begin, end = end, end + value.numel() * value.element_size()
+        outer[name] = {"dtype": _NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
+    head = json.dumps(outer, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % _ALIGNED)
+    return b"".join([len(head).to_bytes(_ALIGNED, "little"), head, *(_bytes(plain[name]) for name in order)])
+
+
+def _bytes(value: Tensor) -> memoryview:
+    return value.detach().cpu().contiguous().reshape(-1).numpy().view(np.uint8).data
 
 
 def unpack(block: bytes, limit: int) -> Envelope:
@@ -101,12 +120,14 @@ def unpack(block: bytes, limit: int) -> Envelope:
     """
     if len(block) > limit:
         raise Rejected(f"it has {len(block)} bytes, but may have {limit} at most")
+    length = int.from_bytes(block[:_ALIGNED], "little")
+    if length > _HEADER_LIMIT:
+        raise Rejected(f"its header has {length} bytes, but may have {_HEADER_LIMIT} at most")
     try:
-        length = int.from_bytes(block[:8], "little")
-        outer = json.loads(block[8 : 8 + length])
-        header = json.loads(outer["__metadata__"][_METADATA])
-        loaded = load(block)
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        outer = _plain_json(block[_ALIGNED : _ALIGNED + length])
+        header = _plain_json(outer.pop("__metadata__")[_METADATA])
+        loaded = _views(outer, block, _ALIGNED + length)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
         raise Rejected(f"it cannot be read as a block of named tensors ({type(error).__name__})") from error
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         found = header.get("schema") if isinstance(header, dict) else None
@@ -117,6 +138,66 @@ def unpack(block: bytes, limit: int) -> Envelope:
     _check_numbers(loaded)
     # Cloned out of the block, whose alignment is not that of memory that PyTorch allocates: it can decide last bits.
     return Envelope(header, {name: loaded[source].clone() for name, source in sources.items()})
+
+
+def _plain_json(text: str | bytes) -> Any:
+    """Read JSON of which every number can be computed with and every text written; all else is a ``ValueError``."""
+    found = json.loads(text, parse_constant=_refused, parse_float=_finite, parse_int=_whole)
+    json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair is an error here, and not in some log
+    return found
+
+
+def _refused(text: str) -> float:
+    raise ValueError(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refused("not finite")
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError("a whole number of more than 64 bits")
+    return value
+
+
+def _views(outer: Mapping[str, Any], block: bytes, start: int) -> dict[str, Tensor]:
+    """Give the tensors of a block as views of it; they must cover it without a gap or an overlap."""
+    entries = []
+    for name, entry in outer.items():
+        dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        if len(shape) > _MOST_SIDES or not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+            raise ValueError(f"a tensor of {len(shape)} sides")
+        if end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError("a tensor of another size than its shape says")
+        entries.append((begin, end, name, dtype, shape))
+    entries.sort(key=lambda entry: entry[:2])
+    reached, out = 0, {}
+    for begin, end, name, dtype, shape in entries:
+        if begin != reached:
+            raise ValueError("tensors with a gap or an overlap")
+        reached = end
+        if end == begin:
+            out[name] = torch.zeros(shape, dtype=dtype)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of memory that must not be written to: nobody does
+                flat = torch.frombuffer(block, dtype=torch.uint8, count=end - begin, offset=start + begin)
+            out[name] = _typed(flat, dtype).reshape(shape)
+    if start + reached != len(block):
+        raise ValueError("bytes that belong to no tensor")
+    return out
+
+
+def _typed(flat: Tensor, dtype: torch.dtype) -> Tensor:
+    """View bytes as numbers; those of a block that is not Coterie's may lie where that takes a copy."""
+    if dtype == torch.bool:
+        if bool((flat > 1).any()):
+            raise ValueError("a truth value that is neither")
+        return flat.view(torch.bool)
+    return (flat if flat.data_ptr() % dtype.itemsize == 0 else flat.clone()).view(dtype)
 
 
 def _sources(order: object, same: object, loaded: Mapping[str, Tensor]) -> dict[str, str]:
@@ -149,6 +230,13 @@ def check_header(header: Mapping[str, Any], expected: Mapping[str, Any]) -> None
             raise Rejected(f"its {field} is {header.get(field)!r}, but must be {value!r}")
 
 
+def sentence(text: object) -> str:
+    """Make what another party says fit to be shown: one line that ends, without codes that a terminal acts on."""
+    words = " ".join(str(text)[: 4 * _MOST_LETTERS].split())
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in words)
+    return shown if len(shown) <= _MOST_LETTERS else f"{shown[:_MOST_LETTERS]} …"
+
+
 def payload(tensors: Mapping[str, Tensor]) -> int:
     """Count the bytes of the numbers alone."""
     return sum(math.prod(value.shape) * value.element_size() for value in tensors.values())
@@ -156,7 +244,7 @@ def payload(tensors: Mapping[str, Tensor]) -> int:
 
 def _check_numbers(tensors: Mapping[str, Tensor]) -> None:
     for name, value in tensors.items():
-        if value.dtype not in _DTYPES:
+        if value.dtype not in _NAMES:
             raise Rejected(f"{name!r} is of type {value.dtype}, which cannot be sent")
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise Rejected(f"{name!r} holds a number that is not finite")

@@ -1,0 +1,194 @@
+"""What a node keeps in memory of a run, so that a message finds its model, engine and samples ready."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from coterie.algorithms.base import ClientContext, Fold, Minibatches, Task
+from coterie.config import ExperimentConfig
+from coterie.errors import ConfigError
+from coterie.federation.agreement import Agreement
+from coterie.federation.party_data import make_simulation
+from coterie.federation.reply_schema import ReplySchema, blank_engine
+from coterie.federation.schema import Seen, observe
+from coterie.federation.wire import Rejected
+from coterie.rows import Rows
+from coterie.rows.placement import Placement
+from coterie.runs.builder import Population
+from coterie.simulation.client_states import ClientStates
+from coterie.simulation.exchange import LocalExchange
+from coterie.simulation.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a silo computes with, and how much of it a message may ask for; its own choice, in ``node.yaml``.
+
+    Parameters
+    ----------
+    engine, device, threads
+        As of a simulation; ``None`` for the threads that were agreed on.
+    max_epochs, max_steps
+        The most of either that a pass over data may have.
+    max_seconds
+        After which a task is given up.
+    allow
+        What ``federation.yaml`` may name as ``import:...``, word for word.
+    """
+
+    engine: Literal["loop", "batched"] = "loop"
+    device: str = "cpu"
+    threads: int | None = None
+    max_epochs: int = 1000
+    max_steps: int = 1_000_000
+    max_seconds: float = 3600.0
+    allow: tuple[str, ...] = ()
+
+    def applied(self, config: ExperimentConfig) -> ExperimentConfig:
+        """Give the same experiment, computed with these means."""
+        threads = self.threads or config.threads
+        changes = {"engine": self.engine, "device": self.device, "threads": threads}
+        return ExperimentConfig.model_validate(config.model_dump() | changes)
+
+    def check(self, task: Task) -> None:
+        """Reject a task that asks for more than is allowed."""
+        for fold in task.folds():
+            over = fold.over
+            if not isinstance(over, Minibatches):
+                continue
+            epochs = over.epochs if isinstance(over.epochs, int) else max(over.epochs)
+            for asked, name, most in (
+                (epochs if over.steps is None else 0, "epochs", self.max_epochs),
+                ((over.steps or 0) * over.draws, "steps", self.max_steps),
+            ):
+                if asked > most:
+                    raise Rejected(f"it asks for {asked} {name}, but the node's node.yaml allows max_{name}: {most}")
+
+
+class Timed(Task):
+    """A task that is given up after some seconds, between two of its steps."""
+
+    def __init__(self, inner: Task, seconds: float) -> None:
+        self._inner, self._seconds, self._until = inner, seconds, time.monotonic() + seconds
+        self.references = inner.references  # type: ignore[misc]
+
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        return self._inner.start(context, state, message)
+
+    def folds(self) -> tuple[Fold, ...]:
+        return tuple(replace(fold, step=self._watched(fold.step)) for fold in self._inner.folds())
+
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        return self._inner.finish(context, work)
+
+    def _watched(self, step: Callable[..., Rows]) -> Callable[..., Rows]:
+        def watched(*given: Any) -> Rows:
+            if time.monotonic() > self._until:
+                raise Rejected(f"its task took longer than the {self._seconds:g} s of max_seconds in node.yaml")
+            return step(*given)
+
+        return watched
+
+
+@dataclass
+class Resident:
+    """One configuration of a run, put together.
+
+    Parameters
+    ----------
+    config
+        The experiment, as this node computes it.
+    simulation
+        The method with its engine on the node's own samples; no client's state is in it.
+    begin
+        The node's state before its first round: a row for each name.
+    agreed
+        The experiment and what all parties agreed on, for what is observed on demand.
+    """
+
+    config: ExperimentConfig
+    simulation: Simulation
+    begin: Rows
+    agreed: tuple[ExperimentConfig, Agreement]
+    _seen: list[Seen] | None = field(default=None, init=False)
+    _replies: ReplySchema | None = field(default=None, init=False)
+
+    @property
+    def seen(self) -> list[Seen]:
+        """What the method sends."""
+        if self._seen is None:
+            self._seen = observe(*self.agreed, members=3)
+        return self._seen
+
+    @property
+    def replies(self) -> ReplySchema:
+        """What the node's replies look like, whatever its samples are."""
+        if self._replies is None:
+            engine = blank_engine(self.simulation.engine, self.agreed[1])
+            self._replies = ReplySchema(engine, self.simulation.tasks, self.begin)
+        return self._replies
+
+
+class Residents:
+    """The configurations that a node has in memory: those that were asked for last.
+
+    Parameters
+    ----------
+    agreement
+        What all parties agreed on.
+    client
+        The node's number in the roster.
+    means
+        What it computes with.
+    scratch
+        Folder for what does not have to be in memory while one is made.
+    most
+        How many are kept.
+    """
+
+    def __init__(self, agreement: Agreement, client: int, means: Means, scratch: Path, most: int = 2) -> None:
+        self._agreement, self._client, self._means = agreement, client, means
+        self._scratch, self._most = scratch, most
+        self._kept: OrderedDict[tuple[str, str, tuple[int, ...] | None], Resident] = OrderedDict()
+
+    def get(self, run: str, config: ExperimentConfig, population: Population, sizes: list[int] | None) -> Resident:
+        """Give what is kept of a run in this configuration; ``sizes`` are everybody's, where the server told them."""
+        key = (run, config.model_dump_json(), None if sizes is None else tuple(sizes))
+        if key not in self._kept:
+            while len(self._kept) >= self._most:  # before the next is made: there may not be room for both
+                self._kept.popitem(last=False)
+            self._kept[key] = self._make(config, population, sizes)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def _make(self, config: ExperimentConfig, population: Population, sizes: list[int] | None) -> Resident:
+        own = self._means.applied(config)
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        simulation = make_simulation(own, self._agreement, population, sizes, self._scratch)
+        mine = torch.tensor([self._client])
+        begin = {name: value.cpu() for name, value in simulation.clients.gather(mine).items()}
+        # What the node has is on its disk, and what the others have is not its business.
+        simulation.clients, simulation.server = ClientStates({}), {}
+        simulation.placement = Placement("device", simulation.engine.device)
+        simulation.exchange = LocalExchange(
+            simulation.engine, simulation.tasks, simulation.clients, simulation.placement
+        )
+        return Resident(own, simulation, begin, (config, self._agreement))
+
+
+def check_code(agreement: Agreement, means: Means) -> None:
+    """Refuse an agreement that names code which the silo has not allowed in its own ``node.yaml``."""
+    named: Mapping[str, str | None] = {"model": agreement.model, "loss": agreement.loss}
+    for what, spec in named.items():
+        if spec is not None and spec.startswith("import:") and spec not in means.allow:
+            raise ConfigError(
+                f"federation.yaml has the {what} {spec!r}, which is code that the node would run: read it, and put "
+                f"that text into `allow` of node.yaml if it may"
+            )
