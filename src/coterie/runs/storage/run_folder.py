@@ -11,6 +11,7 @@
       weights/            collaboration weights, where the method has them
       matrix/             accuracy matrices, where they were asked for
       shares.parquet      what each client holds, and its role
+      answers.parquet     how each test sample was answered after the last round
       checkpoint/         the last two checkpoints
       choices.json        what the engine chose by measuring, reused on resume
       summary.json        the result in short, written last: a run that has it is finished
