@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 
@@ -55,6 +56,48 @@ def test_multiclass_by_hand(metric, expected):
     assert found.tolist() == approx(expected)
 
 
+def odds(*chances: float) -> torch.Tensor:
+    """Log-odds of class 1."""
+    return torch.tensor([math.log(chance / (1 - chance)) for chance in chances], dtype=torch.float64)
+
+
+def test_calibration_by_hand():
+    # Client 0 is told class 1 with 0.9, 0.9, 0.6 and class 0 with 0.7; the second and the last are wrong. Its bins of
+    # width 1/15: 0.9 twice (accuracy 1/2), 0.6 (1) and 0.7 (0). Client 1 has no sample, client 2 is surely right.
+    outputs, targets = odds(0.9, 0.9, 0.6, 0.3, 0.99), torch.tensor([1, 0, 1, 1, 1])
+    offsets = torch.tensor([0, 4, 4, 5])
+    ece = 2 / 4 * abs(1 / 2 - 0.9) + 1 / 4 * abs(1 - 0.6) + 1 / 4 * abs(0 - 0.7)
+    assert per_client("ece", outputs, targets, offsets).tolist() == approx([ece, NAN, 1 - 0.99])
+    brier = (0.1**2 + 0.9**2 + 0.4**2 + 0.7**2) / 4
+    assert per_client("brier", outputs, targets, offsets).tolist() == approx([brier, NAN, 0.01**2])
+    # The same chances as scores of two classes are the same, and of three classes all count.
+    two = torch.stack([torch.zeros_like(outputs), outputs], 1)
+    for name in ("ece", "brier"):
+        assert per_client(name, two, targets, offsets).tolist() == approx(
+            per_client(name, outputs, targets, offsets).tolist()
+        )
+    three = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
+    assert per_client("brier", three, torch.tensor([1]), torch.tensor([0, 1])).tolist() == approx([0.25 + 0.49 + 0.04])
+
+
+def test_bins_hold_their_upper_ends():
+    assert metrics.bin_of(torch.tensor([0.0, 0.25, 0.26, 0.5, 1.0]), 4).tolist() == [0, 0, 1, 1, 3]
+
+
+def test_a_nan_output_has_no_calibration():
+    outputs = torch.tensor([NAN, 1.0, 2.0])
+    for name in ("ece", "brier"):
+        found = per_client(name, outputs, torch.tensor([1, 1, 1]), torch.tensor([0, 2, 3]))
+        assert math.isnan(found[0]) and math.isfinite(found[1])
+
+
+def test_mae_by_hand():
+    outputs, targets = torch.tensor([[1.0], [5.0], [2.0]]), torch.tensor([4.0, 1.0, 2.0])
+    assert per_client("mae", outputs, targets, torch.tensor([0, 2, 2, 3])).tolist() == approx([(3 + 4) / 2, NAN, 0.0])
+    several = per_client("mae", torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]]), torch.tensor([0, 1]))
+    assert several.tolist() == approx([(3 + 4) / 2])
+
+
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
 @pytest.mark.parametrize(
     ("metric", "expected"),
@@ -64,6 +107,8 @@ def test_multiclass_by_hand(metric, expected):
         ("macro_f1", [(1 / 2 + 1 / 2) / 2, 1.0]),
         # positives at 0.5, -1; negatives at 2, -3: of four pairs (0.5 > -3) and (-1 > -3) are in order
         ("auroc", [2 / 4, NAN]),
+        # down from the top: a negative, a positive (1 of 2 so far), a positive (2 of 3)
+        ("auprc", [(1 / 2 + 2 / 3) / 2, NAN]),
     ],
 )
 def test_binary_by_hand(metric, expected, shape):
@@ -143,7 +188,7 @@ def test_against_scikit_learn_and_without_warnings(federation):
         assert values["balanced_accuracy"] == pytest.approx(np.mean(recalls), rel=1e-12)
         assert values["macro_f1"] == pytest.approx(f1, rel=1e-12)
         if len(np.unique(y)) < 2:
-            assert math.isnan(values["auroc"])
+            assert math.isnan(values["auroc"]) and math.isnan(values["auprc"])
         else:
             areas = []
             for label in np.unique(y):
@@ -152,6 +197,17 @@ def test_against_scikit_learn_and_without_warnings(federation):
             curves = [sk.roc_auc_score(y == label, score[:, label]) for label in np.unique(y)]
             assert values["auroc"] == pytest.approx(np.mean(areas), rel=1e-12)
             assert values["auroc"] == pytest.approx(np.mean(curves), rel=1e-12)
+            precisions = [sk.average_precision_score(y == label, score[:, label]) for label in np.unique(y)]
+            assert values["auprc"] == pytest.approx(np.mean(precisions), rel=1e-12)
+        brier = sk.brier_score_loss(y, score, labels=np.arange(score.shape[1]))
+        assert values["brier"] == pytest.approx(brier, rel=1e-12, abs=1e-14)
+        edges, confidence = np.linspace(0, 1, 16), score.max(1)
+        ece = 0.0
+        for low, high in itertools.pairwise(edges):
+            here_too = (confidence > low + 1e-12) & (confidence <= high + 1e-12)
+            if here_too.any():
+                ece += here_too.mean() * abs((y == told)[here_too].mean() - confidence[here_too].mean())
+        assert values["ece"] == pytest.approx(ece, rel=1e-9, abs=1e-12)
 
 
 @given(federations(), st.integers(0, 10))
@@ -168,9 +224,11 @@ def test_a_client_depends_on_its_own_samples_alone(federation, seed):
 
 def test_registry():
     assert metrics.names("multiclass")[0] == metrics.names("binary")[0] == "accuracy"
-    assert metrics.names("regression") == ("rmse",)
-    assert set(metrics.names()) == {"accuracy", "balanced_accuracy", "macro_f1", "auroc", "rmse"}
-    assert {name for name in metrics.names() if not metrics.get(name).higher_is_better} == {"rmse"}
+    assert metrics.names("regression") == ("rmse", "mae")
+    classifying = {"accuracy", "balanced_accuracy", "macro_f1", "auroc", "auprc", "ece", "brier"}
+    assert set(metrics.names()) == {*classifying, "rmse", "mae"}
+    less = {name for name in metrics.names() if not metrics.get(name).higher_is_better}
+    assert less == {"ece", "brier", "rmse", "mae"}
     with pytest.raises(UnknownName, match="did you mean 'accuracy'"):
         per_client("acuracy", TOLD, TRUE, OFFSETS)
     with pytest.raises(UnknownName, match="task"):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigError
-from coterie.evaluation.significance import over_seeds, wilcoxon
+from coterie.evaluation.significance import benjamini_hochberg, mcnemar, most_discordant, over_seeds, wilcoxon
 
 
 def exact(differences: list[float]) -> float:
@@ -100,3 +100,29 @@ def test_seeds():
     assert math.isnan(over_seeds([0.7]).std)
     with pytest.raises(ConfigError, match="at least one"):
         over_seeds([])
+
+
+def test_mcnemar_is_the_sign_test_of_samples_that_differ() -> None:
+    # 6 against 1 of 7: 2 (C(7,0) + C(7,1)) / 2^7 = 16/128; 3 against 0: 2/8; equal or none: 1.
+    found = mcnemar([6, 0, 2, 0], [1, 3, 2, 0])
+    np.testing.assert_allclose(found, [16 / 128, 2 / 8, 1.0, 1.0], rtol=1e-14)
+
+
+@given(st.integers(0, 12), st.data())
+def test_no_overlap_of_right_answers_is_less_certain_than_the_bound(samples: int, data: st.DataObject) -> None:
+    right = st.lists(st.booleans(), min_size=samples, max_size=samples)
+    first, second = (np.array(data.draw(right), dtype=bool) for _ in range(2))
+    true = mcnemar([(first & ~second).sum()], [(second & ~first).sum()])
+    gained, lost = most_discordant([first.sum()], [second.sum()], [samples])
+    assert gained[0] - lost[0] == first.sum() - second.sum() and lost[0] >= 0 and gained[0] + lost[0] <= samples
+    assert mcnemar(gained, lost) >= true - 1e-15
+
+
+def test_benjamini_and_hochberg() -> None:
+    # With m = 4 the sorted 0.005, 0.02, 0.03, 0.8 become 4/1, 4/2, 4/3 and 4/4 of themselves, and none more than the
+    # next: 0.02, 0.04, 0.04, 0.8. At a rate of 0.05 the step-up rule rejects the first three, as it should.
+    nan = float("nan")
+    found = benjamini_hochberg([0.03, nan, 0.8, 0.005, 0.02])
+    np.testing.assert_allclose(found, [0.04, nan, 0.8, 0.02, 0.04], rtol=1e-14)
+    assert benjamini_hochberg([]).shape == (0,)
+    assert benjamini_hochberg([nan]).tolist() != [0.0] and np.isnan(benjamini_hochberg([nan])).all()

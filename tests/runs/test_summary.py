@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from coterie.errors import RunFolderError
-from coterie.results import summarise
+from coterie.results import summarise, table
 from coterie.runs.storage import MetricsLog
 
 Values = dict[int, Sequence[float]]
@@ -48,6 +48,7 @@ def test_the_numbers(tmp_path: Path) -> None:
             "best": {"mean": pytest.approx(0.5), "round": 1},
             "best_oracle": {"mean": pytest.approx(0.8), "round": 2},
             "clients": 2,
+            "of_clients": 2,
             "fairness": {
                 "worst_decile": 0.5,
                 "loss_variance": pytest.approx(2.25),
@@ -160,3 +161,15 @@ def test_nothing_to_sum_up(tmp_path: Path) -> None:
     metrics = frame(tmp_path, ("personal", "test", "accuracy", {1: [0.5]}))
     with pytest.raises(RunFolderError, match="'auroc' was never measured on test data"):
         summarise(metrics, algorithm="local", seed=0, rounds=1, seconds=1.0, metric="auroc")
+
+
+def test_a_mean_says_over_how_many_of_those_with_samples(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    log.append(1, "personal", "test", "loss", [1.0, 2.0, 3.0], [0, 1, 4])
+    log.append(1, "personal", "test", "auroc", [0.5, 0.7], [0, 4])  # undefined for client 1
+    summary = summarise(log.read(), algorithm="fedacs", seed=1, rounds=1, seconds=1.0, metric="auroc")
+    assert (summary["personal"]["clients"], summary["personal"]["of_clients"]) == (2, 3)
+    notes = table([summary]).notes[1:]  # the first is the dagger's
+    assert notes == ("FedACS, personal model: auroc over 2 of 3 clients, for whom it is defined",)
+    honest = summarise(log.read(), algorithm="fedacs", seed=1, rounds=1, seconds=1.0, metric="auroc", clients=[0, 4])
+    assert honest["personal"]["of_clients"] == 2 and not table([honest]).notes[1:]

@@ -14,7 +14,15 @@ from coterie.evaluation.collaboration import block_contrast, recover_groups, rec
 from coterie.evaluation.fairness import Fairness, fairness
 from coterie.evaluation.metrics import METRICS, Metric, per_client, segment_mean
 from coterie.evaluation.selection import HybridChoice, best_round, hybrid_oracle, hybrid_validation
-from coterie.evaluation.significance import OverSeeds, PairedTest, over_seeds, wilcoxon
+from coterie.evaluation.significance import (
+    OverSeeds,
+    PairedTest,
+    benjamini_hochberg,
+    mcnemar,
+    most_discordant,
+    over_seeds,
+    wilcoxon,
+)
 
 __all__ = [
     "METRICS",
@@ -25,6 +33,7 @@ __all__ = [
     "OverSeeds",
     "PairedTest",
     "Spread",
+    "benjamini_hochberg",
     "best_round",
     "block_contrast",
     "fairness",
@@ -32,6 +41,8 @@ __all__ = [
     "hybrid_oracle",
     "hybrid_validation",
     "l_acc",
+    "mcnemar",
+    "most_discordant",
     "over_seeds",
     "per_client",
     "recover_groups",

@@ -2,8 +2,9 @@
 
 ``offsets`` says where each client's samples begin, and where the last client's end. Accuracy, RMSE and means are
 computed for all clients at once; balanced accuracy and macro F1 by scikit-learn and AUROC from SciPy's ranks, client by
-client. A metric that is undefined for a client (it has no sample; AUROC with one class) is NaN there, and never a
-warning. An output that is NaN is a wrong answer to a classification metric, and makes AUROC and RMSE NaN.
+client. A metric that is undefined for a client (it has no sample; AUROC and AUPRC with one class) is NaN there, and
+never a warning. An output that is NaN is a wrong answer to accuracy, balanced accuracy and macro F1, and makes the
+other metrics NaN.
 
 Multi-class outputs are scores ``[samples, classes]`` before any softmax; binary outputs are log-odds ``[samples]`` or
 ``[samples, 1]``, positive for class 1.
@@ -24,6 +25,9 @@ from torch import Tensor
 
 from coterie.errors import ModelError, UnknownName
 from coterie.tasks import TASKS
+
+BINS = 15
+"""Bins of confidence, of equal width, in the expected calibration error."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,14 @@ def segment_mean(values: Tensor, offsets: Tensor) -> Tensor:
     Parameters
     ----------
     values
-        One number a sample, ``[samples]``.
+        One number a sample, ``[samples]``, or several.
     offsets
         Where each client's samples begin and the last one's end, ``[clients + 1]``.
 
     Returns
     -------
     Tensor
-        A float64 vector ``[clients]``, NaN for a client without samples. A client's mean does not depend on the
+        Float64 means, one a client, NaN for a client without samples. A client's mean does not depend on the
         others' values, not even where those are infinite.
     """
     return torch.segment_reduce(values.double(), "mean", offsets=offsets.to(values.device, torch.int64))
@@ -84,6 +88,52 @@ def _squeezed(outputs: Tensor) -> Tensor:
 
 def _accuracy(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
     return segment_mean(predictions(outputs) == _squeezed(targets), offsets)
+
+
+def _probabilities(outputs: Tensor) -> Tensor:
+    """Give the probability of each class ``[samples, classes]``, of two classes where outputs are log-odds."""
+    scores = _squeezed(outputs).double()
+    if scores.dim() == 1:
+        return torch.stack([torch.sigmoid(-scores), torch.sigmoid(scores)], 1)
+    return scores.softmax(1)
+
+
+def confidences(outputs: Tensor) -> Tensor:
+    """Give the probability of the class that is predicted for each sample, NaN where an output is NaN."""
+    return _probabilities(outputs).amax(1)
+
+
+def answers(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Give the confidence of each sample as float32, with a minus sign if what was predicted is wrong."""
+    confidence = confidences(outputs).float()
+    return torch.where(predictions(outputs) == _squeezed(targets), confidence, -confidence)
+
+
+def bin_of(confidence: Tensor, bins: int = BINS) -> Tensor:
+    """Give the bin of each confidence: the k-th of so many reaches from above k/bins up to (k+1)/bins."""
+    # 1/3 of 15 bins is 5, whichever way the division was rounded.
+    return ((confidence * bins - 1e-9).ceil().nan_to_num(1.0) - 1).clamp(0, bins - 1).long()
+
+
+def _ece(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    # Within a bin of n_b of a client's n samples, n_b/n |accuracy - confidence| is |sum of (right - confidence)| / n.
+    confidence = confidences(outputs)
+    gap = (predictions(outputs) == _squeezed(targets)).double() - confidence
+    in_bins = gap[:, None] * torch.nn.functional.one_hot(bin_of(confidence), BINS)
+    return segment_mean(in_bins, offsets).abs().sum(1)
+
+
+def _brier(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    chances = _probabilities(outputs)
+    told = torch.nn.functional.one_hot(_squeezed(targets).long(), chances.shape[1])
+    squares = (chances - told).square().sum(1)
+    # Two classes miss by the same: as people do, only one of them is counted.
+    return segment_mean(squares / 2 if chances.shape[1] == 2 else squares, offsets)
+
+
+def _mae(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    errors = (_squeezed(outputs).double() - _squeezed(targets).double()).abs()
+    return segment_mean(errors if errors.dim() == 1 else errors.flatten(1).mean(1), offsets)
 
 
 def _rmse(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
@@ -148,6 +198,29 @@ def _auroc(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
     return _by_client(one, scores, _squeezed(targets).long(), offsets)
 
 
+def _auprc(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
+    scores = _squeezed(outputs).double()
+    if scores.dim() == 2:
+        scores = scores.softmax(1)
+
+    def one(found: NDArray[Any], wanted: NDArray[Any]) -> float:
+        classes = np.unique(wanted)
+        if len(classes) < 2 or np.isnan(found).any():
+            return float("nan")
+        if found.ndim == 1:
+            return _average_precision(found, wanted == classes[-1])
+        return float(np.mean([_average_precision(found[:, each], wanted == each) for each in classes]))
+
+    return _by_client(one, scores, _squeezed(targets).long(), offsets)
+
+
+def _average_precision(scores: NDArray[Any], positive: NDArray[np.bool_]) -> float:
+    """Take the mean, over positive samples, of the precision among all that score at least as high."""
+    ups, everyone = np.sort(scores[positive]), np.sort(scores)
+    ahead = len(ups) - np.searchsorted(ups, ups)
+    return float(np.mean(ahead / (len(everyone) - np.searchsorted(everyone, ups))))
+
+
 _CLASSES, _NUMBERS = frozenset({"multiclass", "binary"}), frozenset({"regression"})
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -156,7 +229,11 @@ METRICS: dict[str, Metric] = {
         Metric("balanced_accuracy", "mean recall over the classes the client has", True, _CLASSES, _balanced_accuracy),
         Metric("macro_f1", "mean F1 over the classes the client has or is told", True, _CLASSES, _macro_f1),
         Metric("auroc", "area under the ROC curve, mean of one class against the rest", True, _CLASSES, _auroc),
+        Metric("auprc", "average precision, mean of one class against the rest", True, _CLASSES, _auprc),
+        Metric("ece", f"expected calibration error over {BINS} bins of equal width", False, _CLASSES, _ece),
+        Metric("brier", "Brier score: mean squared error of the probabilities", False, _CLASSES, _brier),
         Metric("rmse", "root of the mean squared error", False, _NUMBERS, _rmse),
+        Metric("mae", "mean absolute error", False, _NUMBERS, _mae),
     )
 }
 """The metrics by name."""
@@ -190,7 +267,7 @@ def per_client(metric: str, outputs: Tensor, targets: Tensor, offsets: Tensor) -
     outputs
         The model's outputs for all clients' samples, end to end: ``[samples, classes]`` or ``[samples]``.
     targets
-        What they should be: class numbers ``[samples]``, or for ``rmse`` numbers of the outputs' shape.
+        What they should be: class numbers ``[samples]``, or for ``rmse`` and ``mae`` numbers of the outputs' shape.
     offsets
         Where each client's samples begin and the last one's end, ``[clients + 1]``.
 
@@ -212,7 +289,7 @@ def per_client(metric: str, outputs: Tensor, targets: Tensor, offsets: Tensor) -
     """
     chosen = get(metric)
     found, wanted = _squeezed(outputs), _squeezed(targets)
-    # Class metrics compare one number a sample, RMSE any number of them; broadcasting would hide a mistake.
+    # Class metrics compare one number a sample, errors any number of them; broadcasting would hide a mistake.
     expected = found.shape if "regression" in chosen.tasks else found.shape[:1]
     if wanted.shape != expected or found.dim() not in (1, 2):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Whether two methods differ by more than chance, and the spread over seeds."""
+"""Whether two methods differ by more than chance, over clients or on a client's samples, and the spread over seeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from coterie.errors import ConfigError
 
@@ -128,3 +128,93 @@ def over_seeds(values: Sequence[float]) -> OverSeeds:
         raise ConfigError("a summary over seeds needs at least one number")
     spread = float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
     return OverSeeds(float(np.mean(found)), spread, len(found))
+
+
+def mcnemar(gained: ArrayLike, lost: ArrayLike) -> NDArray[np.float64]:
+    """Test whether two models differ on the same samples, by McNemar's exact two-sided test.
+
+    Samples on which both are right, or both wrong, say nothing. If the models were equally good, each of the others
+    would fall to either with probability 1/2.
+
+    Parameters
+    ----------
+    gained
+        How many samples the first alone has right, for each client.
+    lost
+        How many the second alone has right.
+
+    Returns
+    -------
+    numpy.ndarray
+        A p-value for each client, 1 where there is no such sample.
+
+    Examples
+    --------
+    >>> mcnemar([5, 1], [0, 1]).tolist()
+    [0.0625, 1.0]
+    """
+    from scipy import stats
+
+    one, other = np.asarray(gained, dtype=np.int64), np.asarray(lost, dtype=np.int64)
+    tail: NDArray[np.float64] = stats.binom.cdf(np.minimum(one, other), one + other, 0.5)
+    return np.minimum(1.0, 2.0 * tail)
+
+
+def most_discordant(first: ArrayLike, second: ArrayLike, samples: ArrayLike) -> tuple[NDArray[np.int64], ...]:
+    """Give the most samples on which two models can differ, if only the number that each has right is known.
+
+    With their difference fixed, McNemar's p-value rises with the number of samples on which the models differ: that of
+    these numbers is one that the true one cannot exceed.
+
+    Parameters
+    ----------
+    first
+        How many samples the first model has right, for each client.
+    second
+        The same of the second.
+    samples
+        How many samples there are.
+
+    Returns
+    -------
+    gained
+        How many samples the first alone has right, at most.
+    lost
+        How many the second alone then has right.
+
+    Examples
+    --------
+    >>> [each.tolist() for each in most_discordant([9], [8], [10])]
+    [[2], [1]]
+    """
+    one, other, count = (np.asarray(each, dtype=np.int64) for each in (first, second, samples))
+    gained = np.minimum(one, count - other)
+    return gained, gained - (one - other)
+
+
+def benjamini_hochberg(pvalues: ArrayLike) -> NDArray[np.float64]:
+    """Adjust p-values for their number: those below q have a false discovery rate of at most q.
+
+    Parameters
+    ----------
+    pvalues
+        The p-values of tests that are independent or positively dependent; NaN where there was none.
+
+    Returns
+    -------
+    numpy.ndarray
+        The adjusted p-values, in the same order; NaN stays NaN and counts for nothing.
+
+    Examples
+    --------
+    >>> benjamini_hochberg([0.01, 0.5, 0.04]).tolist()
+    [0.03, 0.5, 0.06]
+    """
+    given = np.asarray(pvalues, dtype=np.float64)
+    out = np.full(given.shape, np.nan)
+    there = np.flatnonzero(~np.isnan(given))
+    order = there[np.argsort(given[there], kind="stable")]
+    # From the largest down: p * m / rank, but never more than what a larger p-value has.
+    scaled = given[order] * len(order) / np.arange(1, len(order) + 1)
+    out[order] = np.minimum(1.0, np.minimum.accumulate(scaled[::-1])[::-1])
+    return out

@@ -24,6 +24,7 @@ from coterie.runs.storage import (
     read_shares,
     read_summary,
 )
+from coterie.runs.storage.answers import read_answers
 from coterie.runs.storage.run_files import SHARES, read_client_names
 from coterie.tables import Table
 
@@ -69,6 +70,15 @@ class Result:
         Bytes on the wire are rows of the model ``"federation"`` and the client -1.
         """
         return MetricsLog(self._path).read()
+
+    @cached_property
+    def answers(self) -> pd.DataFrame | None:
+        """How each test sample was answered after the last round: ``round``, ``model``, ``client`` and ``answer``.
+
+        An answer is the probability of the class that was predicted, negative if that was wrong. ``None`` where it was
+        not recorded: of numbers, of runs in several processes and between machines.
+        """
+        return read_answers(self._path)
 
     @cached_property
     def timings(self) -> pd.DataFrame:

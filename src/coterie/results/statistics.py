@@ -85,10 +85,7 @@ def wilcoxon(first: Result, second: Result, model: str = "personal", at: At = "b
         If their clients do not hold the same samples, they were measured by different metrics, or one has no such
         number.
     """
-    _refuse_difference(first, second, _SAMPLES_OF_CLIENTS)
-    metrics = [result.summary["metric"] for result in (first, second)]
-    if metrics[0] != metrics[1]:
-        raise ConfigError(f"the runs were measured by {metrics[0]} and by {metrics[1]}: both must be by the same")
+    refuse_other_clients(first, second)
     scores = pd.concat([client_scores(first, model, at), client_scores(second, model, at)], axis=1, join="inner")
     return evaluation.wilcoxon(scores.iloc[:, 0].to_numpy(), scores.iloc[:, 1].to_numpy())
 
@@ -175,6 +172,14 @@ def collaboration(result: Result, round_number: int | None = None) -> Collaborat
     matrix = weights.loc[both, both].to_numpy()
     found = evaluation.block_contrast(matrix, groups), evaluation.recovery(matrix, groups)
     return Collaboration(*found, result.weight_rounds[-1] if round_number is None else round_number, len(both))
+
+
+def refuse_other_clients(first: Result, second: Result) -> None:
+    """Refuse runs whose clients do not hold the same samples, or that were measured by different metrics."""
+    _refuse_difference(first, second, _SAMPLES_OF_CLIENTS)
+    metrics = [result.summary["metric"] for result in (first, second)]
+    if metrics[0] != metrics[1]:
+        raise ConfigError(f"the runs were measured by {metrics[0]} and by {metrics[1]}: both must be by the same")
 
 
 def _refuse_difference(one: Result, other: Result, keys: Sequence[str]) -> None:

@@ -49,6 +49,7 @@ def table(
             rows.append(Row(cells, ends_section=not alone and place == len(having) - 1))
     chosen_on_test = any(isinstance(cell, Cell) and cell.mark == _DAGGER for row in rows for cell in row.cells)
     notes = [f"{_DAGGER} chosen on test data: there were no validation data"] if chosen_on_test else []
+    notes += over_how_many(runs)
     notes += [_privacy(name, summary, alone) for name, summary in runs if summary.get("privacy")]
     return Table(
         (*left, *numbers("mean", "std", "worst", "best", "round", "seconds")),
@@ -71,6 +72,19 @@ def _model_cells(summary: Mapping[str, Any], model: str, wins: bool) -> tuple[Ce
         ABSENT if best is None else str(best["round"]),
         f"{summary['seconds']['total']:.1f}",
     )
+
+
+def over_how_many(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Say of which models a mean is over fewer clients than have test samples; ``runs`` are names with summaries."""
+    said: dict[str, None] = {}
+    for name, summary in runs:
+        for model in MODELS:
+            found = summary.get(model) or {}
+            counted, there = found.get("clients", 0), found.get("of_clients", 0)
+            if counted < there:
+                whose = f"{name}, {model.replace('_', ' ')} model"
+                said[f"{whose}: {summary['metric']} over {counted} of {there} clients, for whom it is defined"] = None
+    return list(said)
 
 
 def _privacy(name: str, summary: Mapping[str, Any], alone: bool) -> str:

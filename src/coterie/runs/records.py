@@ -13,6 +13,7 @@ from coterie.errors import AlgorithmError
 from coterie.evaluation import summarise_matrix
 from coterie.runs.builder import Assembly
 from coterie.runs.storage import EVERYONE, RunFolder
+from coterie.runs.storage.answers import write_answers
 from coterie.simulation.accuracy_matrix import Matrix
 from coterie.simulation.scoring import Score
 
@@ -39,6 +40,17 @@ class Recorder:
                 score.values[keep].cpu().numpy(),
                 score.clients[keep].cpu().numpy(),
             )
+
+    def answers(self, round_number: int, scores: list[Score]) -> None:
+        """Record how each test sample was answered, where that was asked for."""
+        found = {}
+        for score in scores:
+            if score.answers is not None:
+                sizes = self._sizes[score.split][score.clients]
+                owner = torch.repeat_interleave(score.clients, sizes)
+                found[score.model] = (owner.int().cpu().numpy(), score.answers.cpu().numpy())
+        if found:
+            write_answers(self.folder.path, round_number, found)
 
     def number(self, round_number: int, name: str, value: float) -> None:
         """Record a number of the whole federation."""

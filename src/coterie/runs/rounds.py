@@ -82,7 +82,7 @@ class SimulatedRounds:
         trained = time.perf_counter()
         scores, matrix = None, None
         if due(config, round_number):
-            scores = self.parts.scorer.scores(round_number)
+            scores = self.parts.scorer.scores(round_number, answers=round_number == config.rounds)
             matrix = self._measure_matrix(round_number)
         protection, traffic = simulation.protection, simulation.traffic
         if protection is not None:
@@ -91,6 +91,7 @@ class SimulatedRounds:
         def record() -> None:
             if scores is not None:
                 recorder.scores(round_number, scores)
+                recorder.answers(round_number, scores)
                 recorder.info(round_number, info, cohort)
             if matrix is not None:
                 recorder.matrix(round_number, matrix)

@@ -5,7 +5,8 @@
     {"algorithm", "seed", "rounds", "metric", "higher_is_better", "best_chosen_on",
      "personal": {"final": {"mean", "std", "worst"},
                   "best": {"mean", "round"} or null, "best_oracle": {"mean", "round"} or null,
-                  "clients", "fairness": {"worst_decile", "loss_variance", "loss_variance_sample"}} or null,
+                  "clients", "of_clients",
+                  "fairness": {"worst_decile", "loss_variance", "loss_variance_sample"}} or null,
      "global": the same or null, and "hybrid", "hybrid_oracle", "newcomer" where they were measured,
      "matrix": {"round", "metric", "clients", "samples", "l_acc": {"mean", "std"}, "g_acc": {"mean", "std"},
                 "s_acc": {fraction: {"mean", "std"}}, "global": {"mean", "std"} or null} where it was measured,
@@ -14,7 +15,8 @@
 
 Every number is of the test split. ``mean`` is the unweighted mean over clients, ``std`` their standard deviation
 (divisor: their number) and ``worst`` the worst of them. ``final`` is the last round that was evaluated, with
-``clients`` clients: one whose value is undefined (an AUROC with a single class) is left out. ``best`` is the round
+``clients`` of the ``of_clients`` clients that have test samples: one whose value is undefined (an AUROC with a single
+class) is left out. ``best`` is the round
 whose mean on *validation* data is best, the first of equals; without validation data nobody could have chosen it, so
 it is ``null``, and ``best_chosen_on`` is ``null`` instead of ``"validation"``. ``best_oracle`` is the round that is
 best on the test data themselves: what papers often report, and more than anyone could know. ``fairness`` holds the
@@ -166,12 +168,19 @@ def _of_model(metrics: pd.DataFrame, model: str, metric: str, higher_is_better: 
         "best": _at_best(test, validation, higher_is_better),
         "best_oracle": _at_best(test, test, higher_is_better),
         "clients": final.clients,
+        "of_clients": max(final.clients, _with_samples(of_model, int(test.index.to_numpy()[-1]))),
         "fairness": {
             "worst_decile": final.worst_decile,
             "loss_variance": final.loss_variance,
             "loss_variance_sample": final.loss_variance_sample,
         },
     }
+
+
+def _with_samples(of_model: pd.DataFrame, round_number: int) -> int:
+    """Count the clients that were evaluated on test samples after a round: whoever has samples has a loss."""
+    there = (of_model["split"] == "test") & (of_model["metric"] == "loss") & (of_model["round"] == round_number)
+    return int(of_model.loc[there, "client"].nunique())
 
 
 def _of_matrix(counted: pd.DataFrame, metrics: pd.DataFrame, metric: str) -> dict[str, Any]:

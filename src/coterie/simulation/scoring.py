@@ -15,6 +15,8 @@ from coterie.evaluation.selection import hybrid_oracle, hybrid_validation
 from coterie.rows import Rows
 from coterie.simulation.simulation import Simulation
 
+_OF_CLASSES = frozenset({*metric_table.names("multiclass"), *metric_table.names("binary")})
+
 
 @dataclass(frozen=True)
 class Score:
@@ -32,6 +34,9 @@ class Score:
         A float64 value for each client, NaN where it has none.
     clients
         The clients.
+    answers
+        With the losses on test samples, where they were asked for: for every sample, client after client, the
+        probability of the predicted class, negative if that is wrong.
     """
 
     model: str
@@ -39,6 +44,7 @@ class Score:
     metric: str
     values: Tensor
     clients: Tensor
+    answers: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class Scorer:
         adapt_rounds: int = 1,
     ) -> None:
         self.simulation, self.clients, self.adapt_rounds = simulation, clients, adapt_rounds
-        self.splits = splits
+        self.splits, self._answering = splits, False
         self.primary = simulation.engine.problem.metrics[0]
         self._blocks = [_Group(simulation, block, splits) for block in simulation.blocks(clients)]
         self._newcomers = _Group(simulation, newcomers, splits)
@@ -102,8 +108,12 @@ class Scorer:
         together = len(self._blocks) == 1 and not len(newcomers)
         self._everyone = self._blocks[0] if together else _Group(simulation, everyone, splits)
 
-    def scores(self, round_number: int) -> list[Score]:
-        """Evaluate every model on every client's own samples, after the round that was played last."""
+    def scores(self, round_number: int, answers: bool = False) -> list[Score]:
+        """Evaluate every model on every client's own samples, after the round that was played last.
+
+        ``answers`` asks for every test sample's too, which are given of classes and where one process has all clients.
+        """
+        self._answering = answers and self.simulation.processes.count == 1 and self.primary in _OF_CLASSES
         simulation, algorithm = self.simulation, self.simulation.algorithm
         blocks = [group.clients for group in self._blocks]
         scores: list[Score] = []
@@ -137,16 +147,22 @@ class Scorer:
         if not targets.splits:
             return []
         names = ("loss", *self.simulation.engine.problem.metrics)
-        found = processes.together(partial(self._values, rows, targets, shared))
+        found, answers = processes.together(partial(self._values, rows, targets, shared))
         values = iter(processes.gathered(found, group.clients))
-        return [Score(model, split, name, next(values), group.clients) for split in targets.splits for name in names]
+        given = {("test", "loss"): answers}
+        return [
+            Score(model, split, name, next(values), group.clients, given.get((split, name)))
+            for split in targets.splits
+            for name in names
+        ]
 
-    def _values(self, rows: Rows, targets: _Targets, shared: bool) -> Tensor:
-        """Give the loss and every metric of each split ``[values, clients]`` for the clients of this process."""
+    def _values(self, rows: Rows, targets: _Targets, shared: bool) -> tuple[Tensor, Tensor | None]:
+        """Give the loss and every metric of each split ``[values, clients]`` for the clients here, and the answers."""
         engine = self.simulation.engine
         metrics, predict = engine.problem.metrics, self.simulation.algorithm.predict
         shape = (len(targets.splits), 1 + len(metrics), len(targets.clients))
         out = torch.full(shape, torch.nan, dtype=torch.float64, device=engine.device)
+        answers = None
         if targets.here:
             # All splits at once, as if a client's samples of one were another client's.
             outputs = torch.cat(engine.predict_all(predict, rows, targets.clients, targets.here, shared))
@@ -157,7 +173,11 @@ class Scorer:
             ]
             which = [targets.splits.index(split) for split in targets.here]
             out[which] = torch.stack(values).unflatten(1, (len(which), -1)).transpose(0, 1)
-        return out.flatten(0, 1)
+            if self._answering and "test" in targets.here:
+                first = targets.here.index("test") * len(targets.clients)
+                test = slice(*targets.offsets[[first, first + len(targets.clients)]].tolist())
+                answers = metric_table.answers(outputs[test], targets.values[test])
+        return out.flatten(0, 1), answers
 
     def _joined(self, parts: list[list[Score]]) -> list[Score]:
         """Put the scores of all blocks of clients together; of a block without samples there are none."""
@@ -169,7 +189,8 @@ class Scorer:
         for name in names:
             missing = (torch.full_like(group.clients, torch.nan, dtype=torch.float64) for group in self._blocks)
             values = [part[name].values if name in part else none for part, none in zip(found, missing, strict=True)]
-            out.append(Score(*name, torch.cat(values), self.clients))
+            told = [each for part in found if name in part and (each := part[name].answers) is not None]
+            out.append(Score(*name, torch.cat(values), self.clients, torch.cat(told) if told else None))
         return out
 
     def _hybrid(self, scores: list[Score]) -> list[Score]:

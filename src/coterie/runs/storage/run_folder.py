@@ -12,6 +12,7 @@
       matrix/             accuracy matrices, where they were asked for
       shares.parquet      what each client holds, its name where it has one, and its role
       clients.json        of a federation's server, which has no shares: the members' names
+      answers.parquet     how each test sample was answered after the last round
       checkpoint/         the last two checkpoints
       choices.json        what the engine chose by measuring, reused on resume
       summary.json        the result in short, written last: a run that has it is finished
