@@ -15,7 +15,7 @@ from coterie.errors import ConfigError, UnknownName
 
 _OWN = ("methods", "seeds", "grid", "tune")
 _NOT_SHARED = {"algorithm": "methods", "algorithm_sha256": "methods", "seed": "seeds"}
-_OF_METHODS = ("algorithm", "name", "settings", *SHORTHANDS)
+_OF_METHODS = ("algorithm", "name", "settings", "tune", *SHORTHANDS)
 
 Values = dict[str, Any]
 
@@ -98,6 +98,11 @@ class ComparisonPlan:
                 found.setdefault(tuple(run.candidate.items()), []).append(run)
         return found
 
+    @property
+    def tunes(self) -> bool:
+        """Whether something is tuned, for all methods or for one."""
+        return any(run.candidate for run in self.runs)
+
     def plain(self) -> Values:
         """Give the plan as plain YAML types.
 
@@ -122,8 +127,8 @@ def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
     ``methods`` lists names, or mappings with ``algorithm``, parameters (under ``settings``, or ``lr``, ``local_epochs``
     and ``batch_size`` as they are) and, to tell two of one method apart, ``name``. ``seeds`` lists seeds. ``grid``
     names fields or parameters, each with a list of values: every combination is a part of the table. ``tune`` names
-    parameters likewise: for each method the best combination on validation data is taken. All else is as in an
-    experiment's file, and holds for all runs.
+    parameters likewise: for each method the best combination on validation data is taken. A method may have a ``tune``
+    of its own, in place of the plan's. All else is as in an experiment's file, and holds for all runs.
 
     Parameters
     ----------
@@ -149,7 +154,8 @@ def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
     grid, tune = (_lists(name, values.get(name)) for name in ("grid", "tune"))
     _refuse_contradictions(methods, grid, tune)
     fields, parameters = _split(shared)
-    if tune and fields.get("validation", ExperimentConfig.model_fields["validation"].default) == 0:
+    tuned = bool(tune) or any(method["tune"] for method in methods.values())
+    if tuned and fields.get("validation", ExperimentConfig.model_fields["validation"].default) == 0:
         raise ConfigError("validation is 0, but tune chooses on validation data: hold some out with --validation 0.1")
     runs: list[PlannedRun] = []
     taken: set[str] = set()
@@ -157,7 +163,8 @@ def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
         over_fields, over_parameters = _split(point)
         for label, method in methods.items():
             known = registry.get(method["algorithm"]).model_fields
-            for candidate in _points({name: found for name, found in tune.items() if name in known}):
+            tried = tune if method["tune"] is None else method["tune"]
+            for candidate in _points({name: found for name, found in tried.items() if name in known}):
                 settings = parameters | over_parameters | method["settings"] | candidate
                 for seed in seeds:
                     config = from_mapping(
@@ -181,7 +188,9 @@ def _methods(given: Any) -> dict[str, Values]:
         for name in method:
             if name not in _OF_METHODS:
                 raise UnknownName("entry of a method called", str(name), _OF_METHODS)
-        fields, settings = _split({key: value for key, value in method.items() if key not in ("algorithm", "name")})
+        fields, settings = _split(
+            {key: value for key, value in method.items() if key not in ("algorithm", "name", "tune")}
+        )
         assert not fields
         name = registry.get(method["algorithm"]).name
         label = str(method.get("name") or name)
@@ -189,7 +198,8 @@ def _methods(given: Any) -> dict[str, Values]:
             raise ConfigError(
                 f"methods has {label!r} twice: give one of them another name, as {{algorithm: …, name: …}}"
             )
-        found[label] = {"algorithm": method["algorithm"], "settings": settings}
+        tune = None if method.get("tune") is None else _lists(f"tune of {label!r}", method["tune"])
+        found[label] = {"algorithm": method["algorithm"], "settings": settings, "tune": tune}
     return found
 
 
@@ -234,7 +244,15 @@ def _refuse_contradictions(methods: Mapping[str, Values], grid: Values, tune: Va
         if name in tune:
             raise ConfigError(f"{name} is both in grid and in tune: it can only be in one")
     for label, method in methods.items():
-        for where, names in (("grid", grid), ("tune", tune)):
+        own: Values | None = method["tune"]
+        for name in own or ():
+            if name in grid:
+                raise ConfigError(f"{name} is both in grid and in tune of {label!r}: it can only be in one")
+            if name not in registry.get(method["algorithm"]).model_fields:
+                raise UnknownName(
+                    f"parameter of {label!r} called", name, registry.get(method["algorithm"]).model_fields
+                )
+        for where, names in (("grid", grid), ("tune", tune if own is None else own)):
             for name in names:
                 if name in method["settings"]:
                     raise ConfigError(f"the method {label!r} sets {name}, which {where} varies: leave it out of one")

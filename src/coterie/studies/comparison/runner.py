@@ -169,7 +169,7 @@ def _refuse_without_validation(plan: ComparisonPlan, at: At) -> None:
     if at not in get_args(At):
         raise ConfigError(f"at is {at!r}, but must be {', '.join(get_args(At)[:-1])} or {get_args(At)[-1]}")
     for run in plan.runs:
-        if run.config.validation == 0 and (at == "best" or plan.tune):
+        if run.config.validation == 0 and (at == "best" or plan.tunes):
             raise ConfigError("validation is 0, but best and tune choose on validation data: hold some out")
 
 
