@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from coterie import api
 from coterie.cli.app import app
 from coterie.config import ExperimentConfig
-from coterie.errors import Interrupted, RunFolderError
+from coterie.errors import ConfigError, Interrupted, RunFolderError, UnknownName
 from coterie.results import Result
 from coterie.runs.experiment import Experiment
 from coterie.runs.storage.atomic_files import read_json
@@ -37,7 +37,7 @@ from coterie.studies.comparison import (
     make_plan,
     table,
 )
-from coterie.studies.comparison.standings import standings
+from coterie.studies.comparison.standings import Tuned, standings
 from tests.small_runs import SMALL, Killed
 
 SHARED: dict[str, Any] = {**SMALL, "rounds": 3, "threads": 1, "local_epochs": 1}
@@ -264,6 +264,48 @@ def test_tuning_chooses_on_validation_and_not_on_test_data() -> None:
     results["fedavg-lr-0.2-seed1"] = None  # diverged
     found = standings(plan, results)
     assert found.tuning[0].chosen == {"lr": 0.1} and "lr=0.2: diverged" in found.tuning[0].sentence()
+
+
+def test_an_optimum_at_the_edge_of_what_was_tried_is_told() -> None:
+    def edges(chosen: dict[str, Any] | None, *tried: dict[str, Any]) -> tuple[str, ...]:
+        return Tuned({}, "FedAvg", chosen, [(each, 0.5) for each in tried]).edges
+
+    rates = [{"lr": 0.1}, {"lr": 1}, {"lr": 0.5}]
+    assert edges({"lr": 0.5}, *rates) == ()
+    assert edges({"lr": 0.1}, *rates) == ("lr=0.1 is the least that was tried",)
+    assert edges({"lr": 1}, *rates) == ("lr=1 is the greatest that was tried",)
+    assert edges({"lr": 0.1}, {"lr": 0.1}) == () == edges(None, *rates)  # no grid has an edge of one value
+    assert edges({"on": True}, {"on": True}, {"on": False}) == () == edges({"w": "a"}, {"w": "a"}, {"w": "b"})
+    both = [{"lr": rate, "mu": mu} for rate in (0.1, 0.2, 0.3) for mu in (1.0, 2.0)]
+    assert edges({"lr": 0.2, "mu": 2.0}, *both) == ("mu=2.0 is the greatest that was tried",)
+    assert (
+        Tuned({}, "FedAvg", {"lr": 1}, [(each, 0.5) for each in rates])
+        .sentence()
+        .endswith("; " + edges({"lr": 1}, *rates)[0])
+    )
+
+
+def test_a_method_may_be_tuned_by_itself() -> None:
+    own = {"algorithm": "fedprox", "tune": {"mu": [0.1, 1.0]}}
+    fixed = {"algorithm": "local", "settings": {"lr": 0.3}, "tune": {}}
+    plan = make_plan({**BOTH, "methods": ["fedavg", own, fixed], "tune": {"lr": [0.1, 0.2]}, "seeds": [1]})
+    candidates = {method: [run.candidate for run in plan.runs if run.method == method] for method in plan.methods}
+    assert candidates == {
+        "fedavg": [{"lr": 0.1}, {"lr": 0.2}],
+        "fedprox": [{"mu": 0.1}, {"mu": 1.0}],
+        "local": [{}],
+    }
+    alone = make_plan({**BOTH, "methods": ["fedavg", own], "seeds": [1]})
+    assert alone.tunes and not make_plan({**BOTH, "methods": ["fedavg", fixed], "seeds": [1]}).tunes
+    for changes, message in (
+        ({"methods": [own], "validation": 0}, "tune chooses on validation data"),
+        ({"methods": [{**own, "settings": {"mu": 1.0}}]}, "sets mu, which tune varies"),
+        ({"methods": [own], "grid": {"mu": [1.0]}}, "both in grid and in tune of 'fedprox'"),
+        ({"methods": [{**own, "tune": {"nu": [1.0]}}]}, "parameter of 'fedprox' called"),
+        ({"methods": [{**own, "tune": {"mu": 1.0}}]}, "tune of 'fedprox' has 1.0 for mu"),
+    ):
+        with pytest.raises((ConfigError, UnknownName), match=message):
+            make_plan({**BOTH, "seeds": [1], **changes})
 
 
 def test_what_diverges_is_said_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
