@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import click
 import typer
@@ -18,6 +19,9 @@ from coterie.evaluation import METRICS
 from coterie.federation.schema_table import lines
 from coterie.options import allowed, plain
 from coterie.simulation import attacks
+from coterie.studies.recipes import ledger
+
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "recipes"
 
 
 def table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -230,10 +234,19 @@ def _option(option: click.Option, context: click.Context) -> tuple[str, str, str
     return code(names + value), default, option.help or ""
 
 
+# --------------------------------------------------------------------------------------------------------- verdicts
+
+
+def verdicts() -> str:
+    """Make the ledger of the papers' claims from the results that are there."""
+    return ledger.markdown(ledger.open_ledger(RESULTS))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "methods": methods,
     "catalogue": catalogue,
     "configuration": configuration,
     "command_line": command_line,
     "wire": wire,
+    "verdicts": verdicts,
 }

@@ -37,7 +37,7 @@ from coterie.studies.comparison import (
     make_plan,
     table,
 )
-from coterie.studies.comparison.standings import standings
+from coterie.studies.comparison.standings import Tuned, standings
 from tests.small_runs import SMALL, Killed
 
 SHARED: dict[str, Any] = {**SMALL, "rounds": 3, "threads": 1, "local_epochs": 1}
@@ -301,6 +301,25 @@ def test_refuses_a_methods_own_tuning_that_cannot_be(tune: Any, more: dict[str, 
         make_plan({**BOTH, "methods": [{"algorithm": "fedacs", "tune": tune}], **more})
     with pytest.raises(CoterieError, match="sets p, which tune varies"):
         make_plan({**BOTH, "methods": [{"algorithm": "fedacs", "settings": {"p": 0.5}, "tune": {"p": [0.0, 0.5]}}]})
+
+
+def test_an_optimum_at_the_edge_of_what_was_tried_is_told() -> None:
+    def edges(chosen: dict[str, Any] | None, *tried: dict[str, Any]) -> tuple[str, ...]:
+        return Tuned({}, "FedAvg", chosen, [(each, 0.5) for each in tried]).edges
+
+    rates = [{"lr": 0.1}, {"lr": 1}, {"lr": 0.5}]
+    assert edges({"lr": 0.5}, *rates) == ()
+    assert edges({"lr": 0.1}, *rates) == ("lr=0.1 is the least that was tried",)
+    assert edges({"lr": 1}, *rates) == ("lr=1 is the greatest that was tried",)
+    assert edges({"lr": 0.1}, {"lr": 0.1}) == () == edges(None, *rates)  # no grid has an edge of one value
+    assert edges({"on": True}, {"on": True}, {"on": False}) == () == edges({"w": "a"}, {"w": "a"}, {"w": "b"})
+    both = [{"lr": rate, "mu": mu} for rate in (0.1, 0.2, 0.3) for mu in (1.0, 2.0)]
+    assert edges({"lr": 0.2, "mu": 2.0}, *both) == ("mu=2.0 is the greatest that was tried",)
+    assert (
+        Tuned({}, "FedAvg", {"lr": 1}, [(each, 0.5) for each in rates])
+        .sentence()
+        .endswith("; " + edges({"lr": 1}, *rates)[0])
+    )
 
 
 def test_what_diverges_is_said_and_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

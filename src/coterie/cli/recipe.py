@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import typer
 
@@ -12,6 +13,8 @@ from coterie.cli.console import err, out
 from coterie.cli.shared_options import EXPERIMENT, RESULTS, DataDir, Folder, Jobs, Quiet, Seeds, Texts, with_fields
 from coterie.cli.written_values import separate_seeds
 from coterie.errors import ConfigError
+
+Paper = Literal["fedacs", "fedamp", "fedpg", "flame"]
 
 app = typer.Typer(
     help="Tables and figures of the papers: run them, and see our numbers beside theirs.", no_args_is_help=True
@@ -45,6 +48,35 @@ def show(
     from coterie.studies import recipes
 
     print_recipe(recipes.load(name), quick)
+
+
+@app.command()
+def verdicts(
+    paper: Annotated[
+        Optional[Paper],  # noqa: UP045 (typer reads it at run time)
+        typer.Option(help="Show the claims of one paper only."),
+    ] = None,
+    results: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of recipes' results: recipe.json files, or folders with one.")
+    ] = Path("results/recipes"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, each case with its numbers.")] = False,
+) -> None:
+    """Show every claim of the papers, and whether it holds by what was run.
+
+    A claim is undecided where a run had fewer rounds or seeds than the paper's, lacked a data set or the tuning of a
+    rival, or where the interval over seeds includes the threshold.
+
+    Example: coterie recipe verdicts --paper flame
+    """
+    if not results.is_dir():
+        raise ConfigError(f"there are no results in {str(results)!r}: give their folder with --results")
+    from coterie.studies.recipes import ledger
+
+    found = ledger.open_ledger(results, paper)
+    if as_json:
+        typer.echo(json.dumps(ledger.plain(found), indent=2, ensure_ascii=False))
+    else:
+        out.print(ledger.table(found))
 
 
 @app.command()

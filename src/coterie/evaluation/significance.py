@@ -156,7 +156,7 @@ def mcnemar(gained: ArrayLike, lost: ArrayLike) -> NDArray[np.float64]:
     from scipy import stats
 
     one, other = np.asarray(gained, dtype=np.int64), np.asarray(lost, dtype=np.int64)
-    tail: NDArray[np.float64] = stats.binom.cdf(np.minimum(one, other), one + other, 0.5)
+    tail = np.asarray(stats.binom.cdf(np.minimum(one, other), one + other, 0.5))
     return np.minimum(1.0, 2.0 * tail)
 
 

@@ -187,8 +187,8 @@ def test_pairs_of_clients_of_all_seeds() -> None:
 
 
 def test_weights() -> None:
-    assert read({"weights": "contrast"}, unit="percent") == {"ours": Value(3.0, 0.0, 2)}
-    assert read({"weights": "recovery"}) == {"ours": Value(1.0, 0.0, 2)}
+    assert read({"weights": "contrast"}, unit="percent") == {"ours": Value(3.0, 0.0, 2, (3.0, 3.0))}
+    assert read({"weights": "recovery"}) == {"ours": Value(1.0, 0.0, 2, (1.0, 1.0))}
 
 
 def test_a_method_of_which_a_run_diverged_has_no_number() -> None:

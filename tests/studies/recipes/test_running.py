@@ -52,6 +52,24 @@ def kept(folder: Path) -> list[Any]:
     return [found, (folder / "recipe.md").read_text()]
 
 
+def test_what_was_tuned_and_what_each_seed_gave_is_kept(tmp_path: Path) -> None:
+    (one,) = both_parts()[:1]
+    methods = [{**one["plan"]["methods"][0], "tune": {"lr": [1e-6, 0.1]}}, *one["plan"]["methods"][1:]]
+    made = recipe(parts=[{**one, "plan": {**one["plan"], "methods": methods, "lr": None}, "quick": {"seeds": [1]}}])
+    (part,) = recipes.plain(run_recipe(made, tmp_path, progress=False))["parts"]
+    (tuned,) = part["tuning"]
+    assert (tuned["method"], tuned["setting"], tuned["tried"]) == ("ours", "", [{"lr": 1e-6}, {"lr": 0.1}])
+    edge = {1e-6: "least", 0.1: "greatest"}[tuned["chosen"]["lr"]]
+    assert tuned["edges"] == [f"lr={tuned['chosen']['lr']} is the {edge} that was tried"]
+    assert part["tuned"][0].endswith(tuned["edges"][0])
+    assert part["methods"]["theirs"]["algorithm"] == "fedavg" and part["methods"]["theirs"]["settings"]["lr"] > 0
+    assert "lr" not in part["methods"]["ours"]["settings"]
+    for cell in part["cells"]:
+        if cell["mean"] is not None:
+            assert len(cell["each"]) == 2 and sum(cell["each"]) / 2 == pytest.approx(cell["mean"], rel=1e-12)
+            assert abs(cell["each"][0] - cell["each"][1]) / 2**0.5 == pytest.approx(cell["std"], abs=1e-9)
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("recipe") / "small.yaml"

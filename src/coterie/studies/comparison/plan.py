@@ -98,6 +98,11 @@ class ComparisonPlan:
                 found.setdefault(tuple(run.candidate.items()), []).append(run)
         return found
 
+    @property
+    def tunes(self) -> bool:
+        """Whether something is tuned, for all methods or for one."""
+        return any(run.candidate for run in self.runs)
+
     def plain(self) -> Values:
         """Give the plan as plain YAML types.
 

@@ -84,7 +84,20 @@ class Tuned:
             for values, score in self.scores
         )
         chosen = "nothing" if self.chosen is None else format_values(self.chosen)
-        return f"{self.method}{where}: chose {chosen} on validation data ({found})"
+        edges = "".join(f"; {edge}" for edge in self.edges)
+        return f"{self.method}{where}: chose {chosen} on validation data ({found}){edges}"
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        """Which chosen numbers are the least or the greatest that were tried: a better one may lie beyond."""
+        found = []
+        for name, value in (self.chosen or {}).items():
+            tried = [values[name] for values, _ in self.scores]
+            in_order = all(isinstance(each, int | float) and not isinstance(each, bool) for each in tried)
+            if in_order and min(tried) < max(tried) and value in (min(tried), max(tried)):
+                which = "least" if value == min(tried) else "greatest"
+                found.append(f"{name}={value} is the {which} that was tried")
+        return tuple(found)
 
 
 @dataclass(frozen=True)

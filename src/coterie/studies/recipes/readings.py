@@ -37,11 +37,15 @@ class Value:
         clients; NaN where there is none.
     seeds
         How many seeds there are.
+    each
+        What each seed gives, in the seeds' order, as far as an interval over seeds can be taken from it: of a cell that
+        holds a deviation, jackknife's pseudo-values; nothing for a test that pools the seeds.
     """
 
     mean: float
     std: float
     seeds: int
+    each: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ def read_values(part: RecipePart, plan: ComparisonPlan, results: Mapping[str, Re
                 if found is not None:
                     factor = factor_of(reading, unit)
                     cell = CellName(part.name, label, method, name)
-                    values[cell] = Value(found.mean * factor, found.std * factor, found.seeds)
+                    each = tuple(number * factor for number in found.each)
+                    values[cell] = Value(found.mean * factor, found.std * factor, found.seeds, each)
     return PartValues(values, frozenset(diverged), tuple(tuned))
 
 
@@ -112,10 +117,11 @@ def _value(reading: Reading, method: str, runs: Mapping[str, Sequence[Result]], 
     found = [_statistics(reading, result, model, when) for result in mine]
     numbers = _over_seeds([None if each is None else each[0] for each in found])
     if numbers is not None and reading.of_seeds == "std":
-        return Value(numbers.std, math.nan, numbers.seeds)
+        return Value(numbers.std, math.nan, numbers.seeds, _pseudo_values(numbers.each))
     if numbers is None or reading.spread == "seeds":
         return numbers
-    return Value(numbers.mean, float(np.mean([each[1] for each in found if each is not None])), numbers.seeds)
+    deviation = float(np.mean([each[1] for each in found if each is not None]))
+    return Value(numbers.mean, deviation, numbers.seeds, numbers.each)
 
 
 def _over_seeds(found: Sequence[float | None]) -> Value | None:
@@ -124,7 +130,17 @@ def _over_seeds(found: Sequence[float | None]) -> Value | None:
         return None
     with np.errstate(invalid="ignore"):  # two infinite contrasts have no deviation
         spread = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else math.nan
-    return Value(float(np.mean(numbers)), spread, len(numbers))
+    return Value(float(np.mean(numbers)), spread, len(numbers), tuple(numbers))
+
+
+def _pseudo_values(numbers: Sequence[float]) -> tuple[float, ...]:
+    """Give jackknife's pseudo-values of the deviation, which vary over seeds as a mean's own numbers do."""
+    count = len(numbers)
+    if count < 3:
+        return ()
+    whole = float(np.std(numbers, ddof=1))
+    without = (float(np.std([*numbers[:place], *numbers[place + 1 :]], ddof=1)) for place in range(count))
+    return tuple(count * whole - (count - 1) * each for each in without)
 
 
 def _weights(kind: str, result: Result) -> float | None:

@@ -11,11 +11,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from coterie.studies.comparison import Tuned
 from coterie.studies.recipes.cells import CellName
+from coterie.studies.recipes.demands import shown
 from coterie.studies.recipes.outcomes import Finding, PartOutcome, RecipeOutcome, Status, Verdict
+from coterie.studies.recipes.plans import settings_of
 from coterie.studies.recipes.schema import Recipe
 from coterie.studies.recipes.tables import not_target, part_table
-from coterie.studies.recipes.verdicts import shown
 from coterie.tables import escape_markdown
 
 _SIGNS: dict[Status, tuple[str, str]] = {
@@ -229,7 +231,32 @@ def _plain_part(found: PartOutcome) -> dict[str, Any]:
         **{name: getattr(config, name) for name in common if name not in found.plan.grid},
         "seconds": round(found.seconds, 1),
         "tuned": [each.sentence() for each in found.numbers.tuned],
+        "tuning": [_plain_tuning(found, each) for each in found.numbers.tuned],
+        "methods": {name: _plain_method(found, name) for name in found.plan.methods},
         "cells": [] if found.absent or found.failed else [_plain_cell(found, name) for name in _names(found)],
+    }
+
+
+def _plain_tuning(found: PartOutcome, tuned: Tuned) -> dict[str, Any]:
+    names = {title: name for name, title in found.plan.titles.items()}
+    points = settings_of(found.part, found.plan).items()
+    return {
+        "setting": next(label for label, point in points if point == tuned.setting),
+        "method": names[tuned.method],
+        "chosen": tuned.chosen,
+        "tried": [values for values, _ in tuned.scores],
+        "edges": list(tuned.edges),
+    }
+
+
+def _plain_method(found: PartOutcome, name: str) -> dict[str, Any]:
+    """Give a method with the settings that were neither tuned nor a point of the grid."""
+    run = next(run for run in found.plan.runs if run.method == name)
+    varied = {*run.candidate, *run.setting}
+    settings = run.config.plain()["settings"]
+    return {
+        "algorithm": run.config.algorithm,
+        "settings": {key: value for key, value in settings.items() if key not in varied},
     }
 
 
@@ -250,6 +277,7 @@ def _plain_cell(found: PartOutcome, name: CellName) -> dict[str, Any]:
         "reading": name.reading,
         "mean": None if ours is None else _finite(ours.mean),
         "std": None if ours is None else _finite(ours.std),
+        **({"each": list(ours.each)} if ours is not None and all(map(math.isfinite, ours.each)) and ours.each else {}),
         "paper": None if theirs is None else theirs.mean,
         "paper_std": None if theirs is None else theirs.std,
         **({"not_target": not_target(found.part, name)} if not_target(found.part, name) else {}),

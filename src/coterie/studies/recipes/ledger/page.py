@@ -1,0 +1,184 @@
+"""The ledger for the terminal, as JSON and as a page of the documentation, sentences of judgement included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from coterie.studies.recipes.demands import shown
+from coterie.studies.recipes.ledger.claims import PaperClaims
+from coterie.studies.recipes.ledger.judgement import NOT_RUN, Answer, Judgement, PlaceJudgement, between, listed
+from coterie.tables import Cell, Row, Table, escape_markdown, numbers, words
+
+ANSWERS: tuple[Answer, ...] = ("holds", "does not hold", "undecided")
+
+Ledger = list[tuple[PaperClaims, list[Judgement]]]
+"""All papers' claims with what was found."""
+
+
+def table(ledger: Ledger) -> Table:
+    """Make the table of all claims: where, what, verdict, why."""
+    rows: list[Row] = []
+    for _, judgements in ledger:
+        for place, judgement in enumerate(judgements, 1):
+            claim = judgement.claim
+            verdict = Cell(judgement.answer, "best" if judgement.answer != "undecided" else "")
+            cells = (
+                claim.id,
+                f"{claim.where}: {claim.claim}",
+                verdict,
+                cases(judgement),
+                "; ".join(reasons(judgement)),
+            )
+            rows.append(Row(cells, place == len(judgements)))
+    columns = words("claim", "what is claimed", "verdict", "cases", "why")
+    # All columns are labels: sentences are to be folded, not to be kept in one line at the cost of several tables.
+    return Table(columns, tuple(rows), notes=(f"{counted(ledger)}.",), labels=len(columns))
+
+
+def cases(judgement: Judgement) -> str:
+    """Count the data sets and settings in which a claim is decided."""
+    answers = [place.answer for place in judgement.places]
+    decided = [f"{answers.count(answer)} {_verb(answer, answers.count(answer))}" for answer in ANSWERS[:2]]
+    found = [each for each in decided if not each.startswith("0 ")]
+    return f"{', '.join(found) or 'none decided'} of {len(answers)}" if answers else "none"
+
+
+def counted(ledger: Ledger) -> str:
+    """Count the verdicts in one sentence."""
+    answers = [judgement.answer for _, judgements in ledger for judgement in judgements]
+    found = ", ".join(f"{answers.count(answer)} {_verb(answer, answers.count(answer))}" for answer in ANSWERS)
+    return f"Of {len(answers)} claims {found}"
+
+
+def _verb(answer: Answer, count: int) -> str:
+    plural = {"holds": "hold", "does not hold": "do not hold", "undecided": "are undecided"}
+    return plural[answer] if count != 1 else answer if answer != "undecided" else "is undecided"
+
+
+def reasons(judgement: Judgement) -> list[str]:
+    """Say why a claim is judged as it is, a piece for each group of places with the same reasons."""
+    if judgement.claim.nothing:
+        return [judgement.claim.nothing]
+    if judgement.answer == "holds":
+        return [_tightest(judgement.places)]
+    if judgement.answer == "does not hold":
+        failed = [place for place in judgement.places if place.answer == "does not hold"]
+        return [_tightest(failed), *([judgement.claim.differs] if judgement.claim.differs else [])]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for place in judgement.places:
+        if place.answer == "undecided":
+            groups.setdefault(place.reasons, []).append(place.part)
+    found = []
+    for why, parts in groups.items():
+        names = listed([part for part in dict.fromkeys(parts) if part])
+        if why == (NOT_RUN,):
+            found.append(f"not run: {names}")
+        else:
+            found.append(f"{names}: {', '.join(why)}" if names else ", ".join(why))
+    return found
+
+
+def _tightest(places: Sequence[PlaceJudgement]) -> str:
+    measured = [place for place in places if place.margin is not None]
+    place = min(measured, key=lambda each: each.margin if each.margin is not None else 0.0)
+    return f"{_where(place)}: {finding(place)}" if _where(place) else finding(place)
+
+
+def _where(place: PlaceJudgement) -> str:
+    return ", ".join(piece for piece in (place.part, place.setting) if piece)
+
+
+def finding(place: PlaceJudgement) -> str:
+    """Write the numbers of a place: what is compared, by how much it is met or missed, and the interval."""
+    if place.margin is None:
+        return "no numbers"
+    how = "met" if place.margin > 0 or (place.met and place.margin == 0) else "missed"
+    by = f" by {shown(abs(place.margin))}" if place.margin else ""
+    span = "" if place.over_seeds is None else f" (margin {between(place.over_seeds)} over seeds)"
+    return f"{place.evidence}, {how}{by}{span}"
+
+
+def sentence(judgement: Judgement) -> str:
+    """Say in words what is to be thought of a claim."""
+    why = "; ".join(reasons(judgement))
+    if judgement.answer == "holds":
+        return f"It holds wherever it was claimed and tested. Closest: {why}."
+    if judgement.answer == "does not hold":
+        return f"It does not hold. {why.rstrip('.')}."
+    text = f"It is undecided: {why.rstrip('.')}."
+    measured = [place for place in judgement.places if place.margin is not None]
+    if measured:
+        met = sum(place.met for place in measured)
+        cases = "the one case" if len(measured) == 1 else f"{met} of {len(measured)} cases"
+        said = cases if len(measured) > 1 else f"{cases}{'' if met else ' not'}"
+        text += f" As far as it was run, the numbers are on its side in {said}."
+    against = any(not place.met for place in measured)
+    return f"{text} {judgement.claim.differs}" if against and judgement.claim.differs else text
+
+
+def plain(ledger: Ledger) -> list[dict[str, Any]]:
+    """Give the ledger as plain JSON types."""
+    return [
+        {
+            "id": judgement.claim.id,
+            "paper": paper.paper,
+            "where": judgement.claim.where,
+            "claim": judgement.claim.claim,
+            "setting": judgement.claim.setting or paper.setting,
+            "rests_on": [basis.model_dump(mode="json") for basis in judgement.claim.rests_on],
+            "verdict": judgement.answer,
+            "why": reasons(judgement),
+            "places": [
+                {
+                    "recipe": place.recipe,
+                    "part": place.part,
+                    "setting": place.setting,
+                    "verdict": place.answer,
+                    "reasons": list(place.reasons),
+                    "evidence": place.evidence,
+                    "margin": place.margin,
+                    "interval": None if place.over_seeds is None else [place.over_seeds.low, place.over_seeds.high],
+                    "notes": list(place.notes),
+                }
+                for place in judgement.places
+            ],
+        }
+        for paper, judgements in ledger
+        for judgement in judgements
+    ]
+
+
+def markdown(ledger: Ledger) -> str:
+    """Write the page: how many hold, by paper, and each claim with its judgement and its numbers."""
+    rows = [
+        Row((paper.title, *(str(sum(each.answer == answer for each in found)) for answer in ANSWERS)))
+        for paper, found in ledger
+    ]
+    blocks = [f"{counted(ledger)}.", Table((*words("paper"), *numbers(*ANSWERS)), tuple(rows)).markdown().rstrip("\n")]
+    for paper, judgements in ledger:
+        blocks += [f"## {escape_markdown(paper.title)}", escape_markdown(paper.setting)]
+        for judgement in judgements:
+            blocks += _section(judgement)
+    return "\n\n".join(blocks) + "\n"
+
+
+def _section(judgement: Judgement) -> list[str]:
+    claim = judgement.claim
+    blocks = [
+        f"### {claim.id}",
+        f"**{judgement.answer}** · {escape_markdown(claim.where)}",
+        f"*{escape_markdown(claim.claim)}*{' ' + escape_markdown(claim.setting) if claim.setting else ''}",
+        escape_markdown(sentence(judgement)),
+    ]
+    measured = [place for place in judgement.places if place.margin is not None]
+    if measured:
+        rows = [
+            Row((place.recipe, _where(place) or "mean", place.answer, finding(place), "; ".join(place.notes)))
+            for place in measured
+        ]
+        noted = any(place.notes for place in measured)
+        kept = tuple(row if noted else Row(row.cells[:-1]) for row in rows)
+        heads = ("recipe", "case", "verdict", "numbers", *(["tuned to the edge"] if noted else []))
+        blocks.append(Table(words(*heads), kept).markdown().rstrip("\n"))
+    return blocks

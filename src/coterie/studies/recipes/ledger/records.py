@@ -1,0 +1,144 @@
+"""What was found, as ``recipe.json`` files keep it: the evidence on which claims are decided."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import ConfigError
+from coterie.studies.recipes.cells import CellName
+from coterie.studies.recipes.outcomes import PartOutcome
+from coterie.studies.recipes.plans import planned
+from coterie.studies.recipes.readings import PartValues, Value
+from coterie.studies.recipes.schema import RecipePart
+
+_SAME = ("data", "partition", "model", "clients", "participation")
+
+
+@dataclass(frozen=True)
+class PartRecord:
+    """One part of a recipe as a file keeps it.
+
+    Parameters
+    ----------
+    file
+        The file's name.
+    values
+        What it says of the part.
+    """
+
+    file: str
+    values: Mapping[str, Any]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were played."""
+        return int(self.values["rounds"])
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds."""
+        return tuple(self.values["seeds"])
+
+    @property
+    def ran(self) -> bool:
+        """Whether it has numbers."""
+        return bool(self.values["cells"])
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """The methods that were run."""
+        return frozenset(cell["method"] for cell in self.values["cells"])
+
+    def tried(self, setting: str, method: str) -> int:
+        """Say how many values were tried for a method: one where nothing was tuned."""
+        found = [each for each in self.values.get("tuning", ()) if each["method"] == method]
+        return min((len(each["tried"]) for each in found if setting in ("", each["setting"])), default=1)
+
+    def edges(self, setting: str, method: str) -> list[str]:
+        """Say which tuned values of a method lie at the edge of what was tried."""
+        found = [each for each in self.values.get("tuning", ()) if each["method"] == method]
+        return [f"{method}: {edge}" for each in found if setting in ("", each["setting"]) for edge in each["edges"]]
+
+
+Records = dict[tuple[str, str], PartRecord]
+"""Records by recipe and part."""
+
+
+def read_records(folder: Path) -> Records:
+    """Read all results of a folder: its ``.json`` files, and ``recipe.json`` of the folders in it.
+
+    Quick versions decide nothing and are passed over. Of a part that was run more than once, the longest run with the
+    most seeds is taken.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there are no results in {str(folder)!r}: give the folder with those of recipes")
+    found: Records = {}
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*/recipe.json")]):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            parts = [] if values.get("quick") else values["parts"]
+            for part in parts:
+                record = PartRecord(str(path.relative_to(folder)), part)
+                key = (str(values["recipe"]), str(part["name"]))
+                if key not in found or _weight(record) > _weight(found[key]):
+                    found[key] = record
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{str(path)!r} is not the result of a recipe: {error!r}") from error
+    return found
+
+
+def _weight(record: PartRecord) -> tuple[bool, int, int]:
+    return record.ran, record.rounds, len(record.seeds)
+
+
+def outcome_of(part: RecipePart, record: PartRecord) -> PartOutcome:
+    """Give a record as the outcome of its part, as the recipe stands now."""
+    plan, count = planned(part), len(record.seeds)
+    values: dict[CellName, Value] = {}
+    diverged: set[tuple[str, str]] = set()
+    for cell in record.values["cells"]:
+        setting, method = cell.get("setting", ""), cell["method"]
+        if method not in plan.methods or cell["reading"] not in part.readings:
+            continue
+        if cell.get("diverged"):
+            diverged.add((setting, method))
+        elif cell["mean"] is not None:
+            std = math.nan if cell["std"] is None else float(cell["std"])
+            name = CellName(part.name, setting, method, cell["reading"])
+            values[name] = Value(float(cell["mean"]), std, count, tuple(cell.get("each", ())))
+    return PartOutcome(part, plan, PartValues(values, frozenset(diverged)))
+
+
+def changes(outcome: PartOutcome, record: PartRecord, methods: frozenset[str]) -> list[str]:
+    """Say in what a record differs from the recipe as it stands now, of all and of these methods."""
+    plan, values = outcome.plan, record.values
+    config = plan.runs[0].config
+    found = [
+        f"{name} was {values.get(name)}, and is {getattr(config, name)} in the recipe"
+        for name in _SAME
+        if name not in plan.grid and values.get(name) != getattr(config, name)
+    ]
+    if json.loads(json.dumps(plan.grid)) != values.get("grid"):
+        found.append("the settings were others than the recipe's")
+    for method in sorted(methods & plan_methods(values)):
+        run = next((run for run in plan.runs if run.method == method), None)
+        if run is None:
+            continue
+        then = values["methods"][method]
+        now = run.config.plain()["settings"]
+        if then["algorithm"] != run.config.algorithm:
+            found.append(f"{method} was {then['algorithm']}, and is {run.config.algorithm} in the recipe")
+        for name, value in then["settings"].items():
+            if name in now and name not in run.candidate and now[name] != value:
+                found.append(f"{name} of {method} was {value}, and is {now[name]} in the recipe")
+    return found
+
+
+def plan_methods(values: Mapping[str, Any]) -> frozenset[str]:
+    """Name the methods whose settings a record keeps."""
+    return frozenset(values.get("methods", {}))

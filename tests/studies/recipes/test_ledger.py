@@ -1,0 +1,322 @@
+"""The ledger: intervals over seeds, what can only be undecided, and that its page says what the results say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from coterie.cli.app import app
+from coterie.errors import ConfigError, UnknownName
+from coterie.studies.recipes import ledger
+from coterie.studies.recipes.cells import CellName
+from coterie.studies.recipes.demands import Estimate
+from coterie.studies.recipes.ledger.claims import CLAIMS, Basis, Claim, Protocol, TuningNeeded, checked, claims_of
+from coterie.studies.recipes.ledger.intervals import interval
+from coterie.studies.recipes.ledger.judgement import Judgement, PlaceJudgement, judge_claim
+from coterie.studies.recipes.ledger.page import reasons, sentence
+from coterie.studies.recipes.ledger.records import PartRecord, Records, read_records
+from coterie.studies.recipes.readings import Value, _pseudo_values
+from coterie.studies.recipes.schema import Reading
+from tests.studies.recipes.small_recipe import values
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "results" / "recipes"
+
+T_2, T_4, T_8 = 4.302652729911275, 2.7764451051977987, 2.306004135033371  # Student's 97.5 % points, from tables
+A, B = CellName("one", "", "ours", "personal"), CellName("one", "", "theirs", "personal")
+PLAIN = {A: Reading(), B: Reading()}
+
+
+# ------------------------------------------------------------------------------------------------------------ intervals
+
+
+def test_slopes_are_derivatives() -> None:
+    a, b, step = 0.8, 0.5, 1e-6
+    found = (Estimate(a, {A: 1.0}) - Estimate(b, {B: 1.0})) / Estimate(b, {B: 1.0}) + 0.25
+    value = lambda a, b: (a - b) / b + 0.25  # noqa: E731
+    assert found.value == pytest.approx(value(a, b), rel=1e-12)
+    assert found.slopes[A] == pytest.approx((value(a + step, b) - value(a - step, b)) / (2 * step), rel=1e-6)
+    assert found.slopes[B] == pytest.approx((value(a, b + step) - value(a, b - step)) / (2 * step), rel=1e-6)
+
+
+def test_seeds_are_paired_where_they_are_kept() -> None:
+    ours, theirs = (0.1, 0.2, 0.3, 0.4, 0.5), (0.0, 0.2, 0.2, 0.4, 0.3)  # differences 0.1, 0, 0.1, 0, 0.2
+    cells = {A: Value(0.3, 9.0, 5, ours), B: Value(0.22, 9.0, 5, theirs)}
+    found = interval(Estimate(0.08, {A: 1.0, B: -1.0}), cells, PLAIN)
+    error = math.sqrt((2 * 0.02**2 + 2 * 0.08**2 + 0.12**2) / 4 / 5)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((0.08 - T_4 * error, 0.08 + T_4 * error), rel=1e-9)
+
+
+def test_cells_are_independent_where_seeds_are_not_kept() -> None:
+    cells = {A: Value(0.3, 0.1, 5), B: Value(0.2, 0.1, 5)}  # equal deviations: Welch has 2 (n - 1) degrees of freedom
+    found = interval(Estimate(0.1, {A: 1.0, B: -1.0}), cells, PLAIN)
+    error = 0.1 * math.sqrt(2 / 5)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((0.1 - T_8 * error, 0.1 + T_8 * error), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("value", "reading"),
+    [
+        (Value(0.3, math.nan, 1), Reading()),
+        (Value(0.3, 0.1, 5), Reading(spread="clients")),
+        (Value(0.3, 0.1, 5), Reading(of_seeds="std")),
+    ],
+    ids=["one seed", "deviation over clients", "a deviation itself"],
+)
+def test_without_a_deviation_over_seeds_there_is_no_interval(value: Value, reading: Reading) -> None:
+    assert interval(Estimate(0.3, {A: 1.0}), {A: value}, {A: reading}) is None
+
+
+def test_a_pooled_test_has_no_other_interval() -> None:
+    reading = Reading(paired="pvalue", against="theirs")
+    found = interval(Estimate(0.01, {A: 1.0}), {A: Value(0.01, math.nan, 3)}, {A: reading})
+    assert found is not None and found.low == found.high == 0.01
+
+
+# ------------------------------------------------------------------------------------------------------------- verdicts
+
+
+@pytest.fixture
+def basis(tmp_path: Path) -> Basis:
+    """The small recipe's part on which a claim rests: ours above theirs, at four rounds."""
+    made = values()
+    made["parts"] = made["parts"][:1]
+    made["criteria"] = [
+        {"name": "ahead", "says": "So it is.", "above": {"of": ["ours"], "than": ["theirs"]}},
+        {"name": "all", "says": "So it is.", "above": {"of": ["ours"], "than": ["*"]}},
+    ]
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(made, sort_keys=False))
+    return Basis(recipe=str(path), criterion="ahead")
+
+
+def record(ours: Sequence[float], theirs: Sequence[float], **changes: Any) -> Records:
+    cells = [
+        {"method": method, "reading": "personal", "mean": sum(each) / len(each), "std": None, "each": list(each)}
+        for method, each in (("ours", ours), ("theirs", theirs), ("alone", [0.0] * len(ours)))
+    ]
+    made = {
+        "name": "one",
+        "seeds": list(range(1, len(ours) + 1)),
+        "rounds": 4,
+        "grid": {},
+        "data": "synthetic:clients=5,samples=14,features=6,classes=3",
+        "partition": "natural",
+        "model": "linear",
+        "clients": 5,
+        "participation": 1.0,
+        "cells": cells,
+        "tuning": [{"setting": "", "method": "theirs", "tried": [{"lr": 1}, {"lr": 2}], "edges": ["lr=2 is at it"]}],
+    }
+    return {("small", "one"): PartRecord("small.json", {**made, **changes})}
+
+
+PROTOCOL = Protocol(seeds=3, rounds=4, tuned=TuningNeeded(methods=("theirs",), values=2))
+FAR, NEAR, BEHIND = (90.0, 91.0, 92.0), (79.0, 81.0, 80.0), (99.0, 98.0, 97.0)
+
+
+def judged(basis: Basis, records: Records, protocol: Protocol = PROTOCOL) -> Judgement:
+    return judge_claim(Claim(id="fedamp-x", where="Table 9", claim="So.", rests_on=(basis,)), protocol, records)
+
+
+def test_what_is_beyond_the_threshold_holds_and_what_is_short_of_it_does_not(basis: Basis) -> None:
+    found = judged(basis, record(FAR, NEAR))  # differences 11, 10, 12: mean 11, deviation 1
+    assert (found.answer, found.places[0].reasons) == ("holds", ())
+    (place,) = found.places
+    assert place.over_seeds is not None
+    reach = T_2 / math.sqrt(3)
+    assert (place.over_seeds.low, place.over_seeds.high) == pytest.approx((11 - reach, 11 + reach), rel=1e-9)
+    assert place.notes == ("theirs: lr=2 is at it",)  # the edge of what was tried is told, and changes nothing
+    assert "ours 91 against theirs 80, met by 11" in sentence(found)
+    found = judged(basis, record(FAR, BEHIND))
+    assert found.answer == "does not hold" and sentence(found).startswith("It does not hold.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "protocol", "why"),
+    [
+        ({"rounds": 3}, {}, "3 of 4 rounds"),
+        ({}, {"rounds": 2000}, "4 of 2,000 rounds"),
+        ({}, {"seeds": 5}, "three seeds of five"),
+        ({"tuning": []}, {}, "theirs was not tuned"),
+        ({}, {"tuned": TuningNeeded(methods=("*",), values=2)}, "ours was not tuned"),
+        ({}, {"tuned": TuningNeeded(methods=("theirs",), values=5)}, "theirs was tuned over two values of five"),
+        ({"clients": 4}, {}, "clients was 4, and is 5 in the recipe"),
+        ({"partition": "iid"}, {}, "partition was iid, and is natural in the recipe"),
+        (
+            {"methods": {"theirs": {"algorithm": "fedavg", "settings": {"local_epochs": 7}}}},
+            {},
+            "local_epochs of theirs was 7, and is 1 in the recipe",
+        ),
+        ({"absent": "no data", "cells": []}, {}, "not run"),
+        ({"failed": "no memory", "cells": []}, {}, "it failed: no memory"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("theirs", [NEAR, BEHIND], ids=["ahead", "behind"])
+def test_what_was_not_done_as_the_paper_says_is_undecided(
+    basis: Basis, theirs: tuple[float, ...], changes: dict[str, Any], protocol: dict[str, Any], why: str
+) -> None:
+    found = judged(basis, record(FAR, theirs, **changes), PROTOCOL.but(Protocol(**protocol)))
+    assert found.answer == "undecided" and found.places[0].reasons == (why,)
+    assert why in sentence(found)
+
+
+def test_an_interval_that_includes_the_threshold_is_undecided(basis: Basis) -> None:
+    found = judged(basis, record((81.0, 82.0, 80.0), NEAR))  # differences 2, 1, 0: mean 1, and 2.48 around it
+    assert found.answer == "undecided"
+    assert found.places[0].reasons == ("the interval over seeds includes the threshold",)
+    assert "on its side in the one case" in sentence(found)
+
+
+def test_one_seed_decides_nothing_even_where_one_is_enough(basis: Basis) -> None:
+    found = judged(basis, record((90.0,), (80.0,)), Protocol(seeds=1, rounds=4))
+    assert found.answer == "undecided"
+    assert found.places[0].reasons == ("no interval over seeds can be taken from what was kept",)
+
+
+def test_a_rival_that_diverged_or_is_not_there_leaves_it_open(basis: Basis) -> None:
+    gone = record(FAR, NEAR)
+    cells = gone["small", "one"].values["cells"]
+    cells[1] = {"method": "theirs", "reading": "personal", "mean": None, "std": None, "diverged": True}
+    assert judged(basis, gone).places[0].reasons == ("theirs diverged",)
+    every = basis.model_copy(update={"criterion": "all"})
+    assert judged(every, gone).places[0].reasons == ("theirs diverged",)
+    del cells[1]
+    assert judged(every, gone).places[0].reasons == ("theirs was not run",)
+    assert judged(basis, {}).places[0].reasons == ("not run",)
+
+
+def place(answer: Any, part: str, *why: str) -> PlaceJudgement:
+    return PlaceJudgement("small", part, "", answer, why, "a against b", 1.0 if answer == "holds" else -1.0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "whole"),
+    [
+        (("holds", "holds"), "holds"),
+        (("holds", "undecided"), "undecided"),
+        (("holds", "does not hold"), "does not hold"),
+        (("undecided", "does not hold"), "does not hold"),
+        ((), "undecided"),
+    ],
+)
+def test_a_claim_is_as_its_cases_are(answers: Sequence[Any], whole: str) -> None:
+    claim = Claim(id="fedamp-x", where="Table 9", claim="So.", nothing="nobody can")
+    assert Judgement(claim, tuple(place(answer, "MNIST") for answer in answers)).answer == whole
+
+
+def test_cases_with_the_same_reasons_are_told_together(basis: Basis) -> None:
+    claim = Claim(id="fedamp-x", where="Table 9", claim="So.", rests_on=(basis,))
+    places = (
+        place("undecided", "MNIST", "one seed of five"),
+        place("undecided", "EMNIST", "not run"),
+        place("undecided", "Fashion-MNIST", "one seed of five"),
+    )
+    assert reasons(Judgement(claim, places)) == ["MNIST and Fashion-MNIST: one seed of five", "not run: EMNIST"]
+
+
+# --------------------------------------------------------------------------------------------------- claims and results
+
+
+def test_all_claims_rest_on_criteria_that_are_there() -> None:
+    found = [claim for name in ledger.papers() for claim in claims_of(name).claims]
+    assert ledger.papers() == ["fedacs", "fedamp", "fedpg", "flame"] and len(found) >= 50
+    with pytest.raises(UnknownName, match="paper with claims called"):
+        claims_of("fedsgd")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rests_on": [{"recipe": "fedamp-table3", "criterion": "nonsense"}]}, "criterion of fedamp-table3 called"),
+        ({"rests_on": [{"recipe": "fedpg-table1", "criterion": "drift-fits"}]}, "a recipe of fedpg"),
+        (
+            {"rests_on": [{"recipe": "fedamp-table3", "criterion": "both-alike", "parts": ["svhn"]}]},
+            "part of both-alike",
+        ),
+        ({"rests_on": []}, "exactly one of rests_on and nothing"),
+        ({"id": "flame-x"}, "must begin with fedamp-"),
+    ],
+)
+def test_a_claim_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
+    made = yaml.safe_load((CLAIMS / "fedamp.yaml").read_text(encoding="utf-8"))
+    made["claims"] = [{**made["claims"][0], **changes}]
+    with pytest.raises((ConfigError, UnknownName), match=message):
+        checked(made, "fedamp")
+
+
+def test_the_longest_run_with_the_most_seeds_counts_and_quick_ones_do_not(tmp_path: Path) -> None:
+    part = record(FAR, NEAR)["small", "one"].values
+    for name, rounds, quick in (("a", 10, False), ("b", 30, False), ("c", 20, False), ("d", 99, True)):
+        (tmp_path / name).mkdir()
+        text = json.dumps({"recipe": "small", "quick": quick, "parts": [{**part, "rounds": rounds}]})
+        (tmp_path / name / "recipe.json").write_text(text)
+    assert read_records(tmp_path)["small", "one"].rounds == 30
+    (tmp_path / "other.json").write_text("[1]")
+    with pytest.raises(ConfigError, match=r"other\.json' is not the result of a recipe"):
+        read_records(tmp_path)
+
+
+def generated() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "making" / "generated.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    """The page, its verdicts and its numbers against the files themselves, read without the ledger's help."""
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    ran = {(each["recipe"], part["title"]): part for each in files for part in each["parts"] if part["cells"]}
+    page = generated().PAGES["verdicts"]()
+    sections = {text.split("\n", 1)[0]: text for text in page.split("\n### ")[1:]}
+    found = ledger.plain(ledger.open_ledger(RESULTS))
+    assert list(sections) == [each["id"] for each in found]
+    for each in found:
+        protocol = yaml.safe_load((CLAIMS / f"{each['paper']}.yaml").read_text(encoding="utf-8"))["protocol"]
+        assert f"**{each['verdict']}** ·" in sections[each["id"]]
+        assert each["verdict"] != "holds" or all(case["verdict"] == "holds" for case in each["places"])
+        for case in each["places"]:
+            key = (case["recipe"], case["part"])
+            if case["margin"] is not None and case["part"]:
+                part = ran[key]
+                means = [cell["mean"] for cell in part["cells"] if cell["mean"] is not None]
+                assert any(f"{mean:.4g}" in case["evidence"] or " minus " in case["evidence"] for mean in means), key
+                if len(part["seeds"]) < (protocol.get("seeds") or 3):
+                    assert case["verdict"] == "undecided" and any("seed" in why for why in case["reasons"]), key
+            elif case["part"]:
+                assert case["verdict"] == "undecided" and (key not in ran or case["reasons"]), key
+
+
+def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
+    def call(*words: str) -> Any:
+        return CliRunner(env={"COLUMNS": "150"}).invoke(app, ["recipe", "verdicts", *words])
+
+    shown = call("--results", str(RESULTS), "--paper", "fedacs")
+    assert shown.exit_code == 0, shown.output
+    plain = json.loads(call("--results", str(RESULTS), "--paper", "fedacs", "--json").output)
+    assert {each["paper"] for each in plain} == {"fedacs"} and all(each["why"] for each in plain)
+    assert all(each["id"] in shown.output for each in plain) and "Of 14 claims" in shown.output
+    gone = call("--results", str(tmp_path / "none"))
+    assert isinstance(gone.exception, ConfigError) and "give their folder with --results" in str(gone.exception)
+
+
+def test_pseudo_values_of_a_deviation_vary_as_its_error() -> None:
+    """Of three numbers -x, 0, x the deviation is x, and without one of them x/√2, √2x and x/√2."""
+    x = 0.6
+    found = _pseudo_values([-x, 0.0, x])
+    assert found == pytest.approx([3 * x - 2 * x / 2**0.5, 3 * x - 2 * x * 2**0.5, 3 * x - 2 * x / 2**0.5], rel=1e-12)
+    assert _pseudo_values([1.0, 2.0]) == ()
