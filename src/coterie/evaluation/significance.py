@@ -156,11 +156,13 @@ def mcnemar(gained: ArrayLike, lost: ArrayLike) -> NDArray[np.float64]:
     from scipy import stats
 
     one, other = np.asarray(gained, dtype=np.int64), np.asarray(lost, dtype=np.int64)
-    tail = np.asarray(stats.binom.cdf(np.minimum(one, other), one + other, 0.5))
+    tail = np.asarray(stats.binom.cdf(np.minimum(one, other), one + other, 0.5), dtype=np.float64)
     return np.minimum(1.0, 2.0 * tail)
 
 
-def most_discordant(first: ArrayLike, second: ArrayLike, samples: ArrayLike) -> tuple[NDArray[np.int64], ...]:
+def most_discordant(
+    first: ArrayLike, second: ArrayLike, samples: ArrayLike
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Give the most samples on which two models can differ, if only the number that each has right is known.
 
     With their difference fixed, McNemar's p-value rises with the number of samples on which the models differ: that of

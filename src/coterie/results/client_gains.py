@@ -166,8 +166,8 @@ def _of_seed(one: tuple[Result, str], other: tuple[Result, str], at: At) -> tupl
     discordant = _discordant(_right(run, model, at), _right(against, theirs, at), clients, sizes)
     if discordant is not None:
         return found.assign(pvalue=evaluation.mcnemar(*discordant)), "exact"
-    ours, others = (np.rint(found[name].to_numpy() * sizes).astype(np.int64) for name in ("score", "reference"))
-    gained, lost = evaluation.most_discordant(ours, others, sizes)
+    right, other_right = (np.rint(found[name].to_numpy() * sizes).astype(np.int64) for name in ("score", "reference"))
+    gained, lost = evaluation.most_discordant(right, other_right, sizes)
     return found.assign(pvalue=evaluation.mcnemar(gained, lost)), "bound"
 
 

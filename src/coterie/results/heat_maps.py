@@ -37,11 +37,12 @@ def matrix_map(result: Result, frames: int = FRAMES) -> HeatMap:
     last, rounds = result.matrix(), _spaced(result.matrix_rounds, frames)
     values = last.to_numpy()
     values = values[np.isfinite(values)]
-    ends = (np.floor(10 * values.min()) / 10, np.ceil(10 * values.max()) / 10) if len(values) else (0.0, 1.0)
+    (low, high), cut = figures.robust_range(values)
+    ends = (np.floor(10 * low) / 10, np.ceil(10 * high) / 10)
     return figures.heat_map(
         ((number, result.matrix(number)) for number in rounds),
         client_order(result, [last]),
-        what=primary_metric(result) or "accuracy",
+        what=(primary_metric(result) or "accuracy") + cut,
         axes=("personal model", "test samples of"),
         range=(float(ends[0]), float(ends[1])),
     )

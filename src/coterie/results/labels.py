@@ -45,12 +45,16 @@ def recorded_name(result: Result) -> str:
 
 
 def lines_of(
-    results: Sequence[Result], leave_out: Collection[str] = (), names: Sequence[str | None] | None = None
+    results: Sequence[Result],
+    leave_out: Collection[str] = (),
+    names: Sequence[str | None] | None = None,
+    tuned: Collection[str] = (),
 ) -> list[Line]:
     """Say to which line each run belongs: runs of one line differ by their seed alone.
 
-    Fields in ``leave_out`` tell no lines apart. ``names`` is what a plan calls the method of each run, ``None`` where
-    there is no plan. Two runs that are alike even in their seed are told apart by their folders.
+    Fields in ``leave_out`` and parameters in ``tuned`` tell no lines apart. ``names`` is what a plan calls the method
+    of each run, ``None`` where there is no plan. Two runs that are alike even in their seed are told apart by their
+    folders.
     """
     configs = [result.config for result in results]
     methods = [_method(result, name) for result, name in zip(results, names or [None] * len(results), strict=True)]
@@ -59,7 +63,8 @@ def lines_of(
     found = []
     for config, method in zip(configs, methods, strict=True):
         alike = [other.get("settings") or {} for other, name in zip(configs, methods, strict=True) if name == method]
-        own = _differences(config.get("settings") or {}, alike, _all_names(alike))
+        parameters = [each for each in _all_names(alike) if each not in tuned]
+        own = _differences(config.get("settings") or {}, alike, parameters)
         found.append(Line(f"{method} ({own})" if own else method, _differences(config, configs, fields)))
     if leave_out:
         return found

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import union_categoricals
 
 from coterie.errors import ConfigError, RunFolderError
 from coterie.results import figures
 from coterie.results.figures import Boxes, Chart, Line, Panels, Style
 from coterie.results.heat_maps import honest_clients, primary_metric
 from coterie.results.labels import attack_label, lines_of
-from coterie.runs.storage import EVERYONE
+from coterie.results.run_frames import answered, counted, stacked, timed
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -36,6 +35,8 @@ class RunSet:
         The runs, in the order of legends; none is refused with a ``ConfigError``.
     names
         What a plan calls the method of each, ``None`` where there is no plan; the method's title by default.
+    tuned
+        Parameters that were chosen for each method on validation samples, which tell no lines apart.
 
     Attributes
     ----------
@@ -52,9 +53,11 @@ class RunSet:
     >>> runs.plot_curves()  # doctest: +SKIP
     """
 
-    def __init__(self, results: Sequence[Result], names: Sequence[str | None] | None = None) -> None:
-        self.results, self._names = _some(results), names
-        self.lines: list[Line] = lines_of(self.results, names=names)
+    def __init__(
+        self, results: Sequence[Result], names: Sequence[str | None] | None = None, tuned: Collection[str] = ()
+    ) -> None:
+        self.results, self._names, self._tuned = _some(results), names, tuned
+        self.lines: list[Line] = lines_of(self.results, names=names, tuned=tuned)
         self.styles: dict[str, Style] = figures.styles(self.lines)
 
     @cached_property
@@ -70,12 +73,12 @@ class RunSet:
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """What was measured on test samples and on the wire: a run's metrics with ``line``, ``run`` and ``seed``."""
-        return _stacked([self._marked(number, _counted(result)) for number, result in enumerate(self.results)])
+        return stacked([self._marked(number, counted(result)) for number, result in enumerate(self.results)])
 
     @cached_property
     def timings(self) -> pd.DataFrame:
-        """Seconds of every round, with ``line``, ``run`` and ``seed``."""
-        frames = [self._marked(number, result.timings) for number, result in enumerate(self.results)]
+        """Seconds of every round, with ``line``, ``run`` and ``seed``; of evaluation where a round was evaluated."""
+        frames = [self._marked(number, timed(result)) for number, result in enumerate(self.results)]
         return pd.concat(frames, ignore_index=True)
 
     @property
@@ -210,8 +213,8 @@ class RunSet:
         found = []
         for number, result in enumerate(self.results):
             if result.matrix_rounds:
-                matrix, counted = result.matrix(), honest_clients(result)
-                clients = [int(client) for client in matrix.index] if counted is None else counted
+                matrix, honest = result.matrix(), honest_clients(result)
+                clients = [int(client) for client in matrix.index] if honest is None else honest
                 of_run = figures.s_acc_by_fraction(matrix, int(result.config["seed"]), clients)
                 found.append(self._marked(number, of_run))
         if not found:
@@ -232,7 +235,7 @@ class RunSet:
             The chart, ``None`` unless runs of one method differ in that fraction.
         """
         attacked = [attack_label(result) for result in self.results]
-        alike = lines_of(self.results, leave_out=("attack",), names=self._names)
+        alike = lines_of(self.results, leave_out=("attack",), names=self._names, tuned=self._tuned)
         final = figures.per_run(self._measured_by(metric), metric)
         if final.empty:
             return None
@@ -246,6 +249,28 @@ class RunSet:
         varied = final.groupby("line")["fraction"].nunique()
         final = final[final["line"].isin(varied.index[varied > 1])]
         return None if final.empty else figures.robustness(final, metric, figures.styles(alike))
+
+    def reliability(self) -> Panels | None:
+        """Chart accuracy against confidence after the last round.
+
+        Returns
+        -------
+        Panels or None
+            The chart, ``None`` if no run recorded its answers.
+        """
+        found = [(number, answered(result)) for number, result in enumerate(self.results)]
+        there = [self._marked(number, of_run) for number, of_run in found if of_run is not None]
+        return figures.reliability(pd.concat(there, ignore_index=True), self.styles) if there else None
+
+    def plot_reliability(self) -> Figure:
+        """Plot accuracy against confidence after the last round: on the diagonal a model is as sure as it is right.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            A panel for each model.
+        """
+        return self._plotted(self.reliability(), "answers to single samples")
 
     def plot_curves(self, metric: str | None = None) -> Figure:
         """Plot a metric over rounds: mean over clients, then mean and deviation over seeds.
@@ -367,24 +392,3 @@ def _some(results: Sequence[Result]) -> list[Result]:
     if not results:
         raise ConfigError("there must be at least one run to look at")
     return list(results)
-
-
-def _counted(result: Result) -> pd.DataFrame:
-    frame = result.metrics
-    frame = frame[(frame["split"] == "test") | (frame["model"] == "federation")]
-    counted = honest_clients(result)
-    if counted is None:
-        return frame
-    return frame[frame["client"].isin([*counted, EVERYONE]) | (frame["model"] == "newcomer")]
-
-
-def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Put tables under each other; names stay categories, of which a million rows are small."""
-    columns: dict[str, Any] = {}
-    for name in frames[0].columns:
-        parts = [frame[name] for frame in frames]
-        if all(isinstance(part.dtype, pd.CategoricalDtype) for part in parts):
-            columns[name] = union_categoricals(parts)
-        else:
-            columns[name] = np.concatenate([part.to_numpy() for part in parts])
-    return pd.DataFrame(columns)

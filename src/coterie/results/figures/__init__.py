@@ -10,9 +10,12 @@ from coterie.results.figures.between_clients import (
     events,
     heat_map,
     order_by_group,
+    robust_range,
     samples_by_client,
 )
+from coterie.results.figures.calibration import reliability
 from coterie.results.figures.charts import Axis, Box, Boxes, Chart, HeatMap, Panel, Panels, Series
+from coterie.results.figures.gains import gains_by_client, sorted_gains
 from coterie.results.figures.line_styles import DASHES, SYMBOLS, Line, Style, literal, styles, theme
 from coterie.results.figures.matplotlib_figures import matplotlib_figure, save
 from coterie.results.figures.over_clients import distribution, evenness, fairness, final, shown_models, sorted_clients
@@ -52,12 +55,15 @@ __all__ = [
     "events",
     "fairness",
     "final",
+    "gains_by_client",
     "heat_map",
     "literal",
     "matplotlib_figure",
     "order_by_group",
     "per_run",
     "plotly_figure",
+    "reliability",
+    "robust_range",
     "robustness",
     "s_acc_by_fraction",
     "s_acc_chart",
@@ -66,6 +72,7 @@ __all__ = [
     "seconds",
     "shown_models",
     "sorted_clients",
+    "sorted_gains",
     "styles",
     "theme",
     "traffic",

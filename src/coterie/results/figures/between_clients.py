@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ BLOCKS = 100
 
 _BUBBLES = 40  # up to so many clients and classes bubbles are legible
 _NAMED = 30  # up to so many clients have their number on the axis
+_TAIL = 0.02  # of the cells, at either end, that may lie beyond the colour scale
 _LISTED = 6  # clients of a block that its tooltip lists
 
 Matrix = NDArray[np.float64]
@@ -153,7 +155,8 @@ def heat_map(
     own
         Whether what a client has with itself counts: if not, it decides neither the colours nor a block's mean.
     range
-        The numbers at the ends of the colour scale, by default the least (or 0) and the greatest that count.
+        The numbers at the ends of the colour scale. By default they are quantiles, so that a few cells do not take
+        all colours, and ``what`` says so: see :func:`robust_range`.
     limit
         Rows and columns at most.
 
@@ -164,7 +167,7 @@ def heat_map(
     """
     starts = _starts(len(order.clients), limit)
     in_blocks = len(starts) < len(order.clients)
-    found, ends = [], []
+    found, counted_values = [], []
     for number, frame in frames:
         matrix = frame.reindex(index=order.clients, columns=order.clients).to_numpy(dtype=np.float64, copy=True)
         others = matrix.copy()
@@ -173,12 +176,49 @@ def heat_map(
         values = blocks(others, starts, starts) if in_blocks else matrix
         counted = values if in_blocks else others
         finite = counted[np.isfinite(counted)]
-        ends += [float(finite.min()), float(finite.max())] if len(finite) else []
+        counted_values.append(finite)
         found.append((int(number), values.astype(np.float32)))
-    low, high = range or (min([0.0, *ends]), max(ends, default=1.0))
+    ends, cut = robust_range(np.concatenate([*counted_values, np.zeros(0)]), (0.0, None))
+    low, high = range or ends
     note = _block_note(order, starts, own) if in_blocks else _own_note(own)
     rows, columns = (_axis(order, starts, title) for title in axes)
-    return HeatMap(tuple(found), rows, columns, what, (low, high if high > low else low + 1.0), note)
+    shown = f"{what}{'' if range else cut}"
+    return HeatMap(tuple(found), rows, columns, shown, (low, high if high > low else low + 1.0), note)
+
+
+def robust_range(
+    values: NDArray[np.floating[Any]], at_least: tuple[float | None, float | None] = (None, None)
+) -> tuple[tuple[float, float], str]:
+    """Choose the ends of a colour scale such that a few cells do not take all of its colours.
+
+    Parameters
+    ----------
+    values
+        The finite numbers that are shown.
+    at_least
+        Numbers that the scale shall reach at its lower and upper end, ``None`` for none.
+
+    Returns
+    -------
+    ends
+        The least and the greatest number; where these lie farther out than the range of the middle 96 % by more than
+        half its width, the quantile of 2 or 98 % in its place.
+    said
+        What the scale has to say about it, empty if it holds all numbers.
+    """
+    if not len(values):
+        return (at_least[0] or 0.0, at_least[1] or 1.0), ""
+    least, greatest = float(values.min()), float(values.max())
+    low, high = (float(each) for each in np.quantile(values, [_TAIL, 1 - _TAIL]))
+    far = (high - low) / 2
+    # Where nearly all cells are alike, as in a sparse matrix, the few others are all there is to see.
+    cut_low, cut_high = (far > 0 and beyond > far for beyond in (low - least, greatest - high))
+    low, high = low if cut_low else least, high if cut_high else greatest
+    said = [f"from the {_TAIL:.0%} quantile"] if cut_low and (at_least[0] is None or low < at_least[0]) else []
+    said += [f"to the {1 - _TAIL:.0%} quantile; up to {greatest:.3g}"] if cut_high else []
+    low = low if at_least[0] is None else min(low, at_least[0])
+    high = high if at_least[1] is None else max(high, at_least[1])
+    return (low, high), f" (scale {', '.join(said)})" if said else ""
 
 
 def samples_by_client(shares: pd.DataFrame, order: ClientOrder, limit: int = BLOCKS) -> Panels | HeatMap:

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 """Colours of lines."""
 
+# As light as these, so that they too are legible on both grounds; such a line is dashed besides.
+_MORE = ("#7A67EE", "#B5524A", "#5B8C2A", "#AA4499", "#8F7326", "#2F9AA8", "#A3846B")
+
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 """Kinds of lines, as Plotly calls them."""
 
@@ -94,18 +97,21 @@ def styles(lines: Iterable[Line]) -> dict[str, Style]:
     Returns
     -------
     dict of str to Style
-        The styles by the lines' names. Beyond as many methods as there are colours, kinds of lines tell them apart.
+            The styles by the lines' names. Beyond as many methods as there are colours in the palette, lines have other
+        colours, and kinds of lines tell them apart too.
     """
     lines = list(dict.fromkeys(lines))
     methods = list(dict.fromkeys(line.method for line in lines))
     settings = list(dict.fromkeys(line.setting for line in lines))
+    colours, turns = (*PALETTE, *_MORE), -(-len(methods) // len(PALETTE))
     found = {}
     for line in lines:
         method, setting = methods.index(line.method), settings.index(line.setting)
+        turn = method // len(PALETTE)
         found[line.name] = Style(
-            PALETTE[method % len(PALETTE)],
-            DASHES[(setting + method // len(PALETTE)) % len(DASHES)],
-            SYMBOLS[(method + setting) % len(SYMBOLS)],
+            colours[method % len(colours)],
+            DASHES[(setting * turns + turn) % len(DASHES)],
+            SYMBOLS[(method + 2 * turn + setting) % len(SYMBOLS)],
         )
     return found
 

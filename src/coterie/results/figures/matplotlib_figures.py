@@ -172,13 +172,14 @@ def _series(axes: Axes, series: Series) -> Any:
     if series.spread is not None:
         low, high = series.y - series.spread, series.y + series.spread
         axes.fill_between(series.x, low, high, color=style.colour, alpha=0.18, linewidth=0)
-    few = len(series.x) <= 12
+    every = -(-len(series.x) // 12)  # on paper too, markers tell many lines apart
     (line,) = axes.plot(
         series.x,
         series.y,
         color=style.colour,
         linestyle=_DASHES[style.dash],
-        marker=_SYMBOLS[style.symbol] if few else "",
+        marker="" if series.faint else _SYMBOLS[style.symbol],
+        markevery=every or 1,
         markersize=3,
     )
     return line

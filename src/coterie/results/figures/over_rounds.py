@@ -110,7 +110,7 @@ def curves(metrics: pd.DataFrame, metric: str, styles: Mapping[str, Style]) -> P
     Panels or None
         A panel for each model, ``None`` if nothing was measured.
     """
-    means = over_runs(per_run(metrics, metric), ["model", "line", "round"])
+    means = over_runs(evaluated_alike(per_run(metrics, metric)), ["model", "line", "round"])
     panels = tuple(
         Panel(
             _banded(means[means["model"] == model], "round", styles), _ROUND, Axis(f"test {metric}"), f"{model} model"
@@ -118,6 +118,27 @@ def curves(metrics: pd.DataFrame, metric: str, styles: Mapping[str, Style]) -> P
         for model in models_of(metrics, metric)
     )
     return Panels(panels, hover="x unified") if panels else None
+
+
+def evaluated_alike(found: pd.DataFrame) -> pd.DataFrame:
+    """Leave out rounds that only some runs of a line evaluated: their means would jump between different runs.
+
+    Parameters
+    ----------
+    found
+        What :func:`per_run` gives.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The rows of rounds that every run of the line has evaluated which had come that far.
+    """
+    ends = found.groupby(["model", "line", "run"], observed=True)["round"].max()
+    keys = ["model", "line", "round"]
+    has = found.groupby(keys, observed=True)["run"].nunique()
+    came = [int((ends.loc[(model, line)] >= number).sum()) for model, line, number in has.index]
+    alike = pd.Series(has.to_numpy() == np.array(came, dtype=np.int64), index=has.index, name="alike")
+    return found[found.join(alike, on=keys)["alike"].to_numpy(dtype=bool)]
 
 
 def traffic(metrics: pd.DataFrame, styles: Mapping[str, Style]) -> Panels | None:

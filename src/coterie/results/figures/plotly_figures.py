@@ -17,7 +17,8 @@ _ROW = 350  # height of a row of panels, in pixels
 _TOP = 32  # room for the buttons above a plot
 _POINTS = 400  # up to so many values of a box are shown one by one
 _LARGEST = 26.0  # diameter of the largest bubble, in pixels
-_MARKED = 30  # lines of up to so many points have markers
+_MARKED = 30  # lines of up to so many points have a marker at each
+_SPACED = 12  # markers of a longer line, by which many lines can be told apart
 _UNNAMED_DETAILS = ("who", "whose", "why")  # details that need no name before them
 
 
@@ -160,9 +161,13 @@ def _line(series: Series, common: Mapping[str, Any], data: Any, template: str) -
 
     return go.Scatter(
         **common,
-        mode="lines+markers" if len(series.x) <= _MARKED else "lines",
+        mode="lines" if series.faint else "lines+markers",
         line={"color": series.style.colour, "dash": series.style.dash, "width": 2},
-        marker={"symbol": series.style.symbol, "size": 5},
+        marker={
+            "symbol": series.style.symbol,
+            "size": 6,
+            "maxdisplayed": 0 if len(series.x) <= _MARKED else _SPACED,
+        },
         customdata=data,
         hovertemplate=template,
     )

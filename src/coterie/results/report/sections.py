@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pandas as pd
 
+from coterie.evaluation.metrics import BINS
 from coterie.results import RunSet, figures, heat_maps
 from coterie.results.figures import Chart, HeatMap
-from coterie.results.report import tables
-from coterie.results.report.elements import Markup, Plot, Section, Variant, bullets, paragraph
+from coterie.results.report import gains, tables
+from coterie.results.report.elements import Markup, Plot, Section, Variant, bullets, paragraph, table
 from coterie.results.report.sources import ReportData
 
 LINES = 8
@@ -24,15 +26,18 @@ def sections(found: ReportData) -> list[Section]:
     """Make the sections that the runs have something for."""
     made = (
         _summary(found),
+        _section("gains", "Who gains, who loses", gains.sections_parts(found)),
         _section("curves", "Over rounds", _curves(found)),
         _section("clients", "Clients", _clients(found)),
         _section("fairness", "Fairness", _fairness(found)),
+        _section("calibration", "Calibration", _calibration(found)),
         _section("weights", "Who listens to whom", _weights(found)),
         _section("others", "Personal models on other clients' samples", _on_other_clients(found)),
         _section("robustness", "Robustness", _robustness(found)),
         _section("shares", "Who has what", _shares(found)),
         _section("costs", "Bytes and seconds", _costs(found)),
         _section("events", "What happened in the federation", _events(found)),
+        _section("numbers", "All numbers", _numbers(found)),
         Section("repeat", "Configuration, and how to repeat it", tuple(tables.repeat(found))),
     )
     return [section for section in made if section is not None]
@@ -62,19 +67,44 @@ def _plot(key: str, title: str, caption: str, variants: tuple[Variant, ...]) -> 
         yield Plot(key, title, caption, variants, "Setting")
 
 
+_ABOUT = (
+    "Test {} of each model on the samples of the client that it serves, after the last round: the mean over clients, "
+    "their standard deviation, the mean of the worst tenth, and the worst. “Best on validation” is the mean at the "
+    "round that was best on validation samples. Clients that attack are not counted."
+)
+
+
 def _summary(found: ReportData) -> Section:
-    parts: list[Markup | Plot] = [
-        paragraph(
-            f"Test {'/'.join(found.runs.metric_names)} of each model on the samples of the client that it serves, "
-            "after the last round: the mean over clients, their standard deviation, the mean of the worst tenth, and "
-            "the worst. “Best on validation” is the mean at "
-            "the round that was best on validation samples. Clients that attack are not counted."
-        ),
-        tables.summary(found),
-    ]
+    parts: list[Markup | Plot] = []
+    for comparison in found.comparisons:
+        if comparison.table is not None:
+            several = len(found.comparisons) > 1
+            parts += [Markup(f"<h3>{html.escape(comparison.path.name)}</h3>")] if several else []
+            parts.append(table(comparison.table))
+    if not parts:
+        parts += [
+            paragraph(_ABOUT.format("/".join(found.runs.metric_names))),
+            tables.summary(found, first_only=tables.is_long(found)),
+        ]
     if found.left_out:
         parts += [Markup("<h3>What is missing</h3>"), bullets(found.left_out)]
     return Section("summary", "Summary", tuple(parts))
+
+
+def _numbers(found: ReportData) -> Iterator[Markup | Plot]:
+    """Give the long table, for which there is no room before the plots."""
+    if tables.is_long(found) or any(comparison.table is not None for comparison in found.comparisons):
+        yield paragraph(_ABOUT.format("/".join(found.runs.metric_names)))
+        yield tables.summary(found)
+
+
+def _calibration(found: ReportData) -> Iterator[Plot]:
+    caption = (
+        f"Right answers among those of like confidence, in {BINS} bins of equal width: test samples of all clients "
+        "after the last round. Below the diagonal a model is surer than it is right; the metrics ece and brier say how "
+        "much."
+    )
+    yield from _plot("reliability", "Accuracy against confidence", caption, _drawn(found, RunSet.reliability))
 
 
 def _curves(found: ReportData) -> Iterator[Plot]:
@@ -176,7 +206,6 @@ def _shares(found: ReportData) -> Iterator[Plot]:
 
 
 def _costs(found: ReportData) -> Iterator[Markup | Plot]:
-    yield tables.costs(found)
     caption = (
         "Bytes of the methods' messages in each round, of all clients together. Where lines cover one another, methods "
         "send equally much."
@@ -184,6 +213,7 @@ def _costs(found: ReportData) -> Iterator[Markup | Plot]:
     yield from _plot("bytes", "Bytes in a round", caption, _drawn(found, RunSet.traffic))
     caption = f"Seconds of the machine that each run ran on.{_over_seeds(found)}"
     yield from _plot("seconds", "Seconds in a round", caption, _drawn(found, RunSet.seconds))
+    yield tables.costs(found)
 
 
 def _events(found: ReportData) -> Iterator[Markup | Plot]:

@@ -14,10 +14,45 @@ from coterie.results.partial_summary import partial_summary
 from coterie.runs.storage import events
 from coterie.runs.storage.atomic_files import read_json
 from coterie.runs.storage.events import Event
+from coterie.tables import Cell, Column, Row, Table
 from coterie.yaml_file import read_yaml
+
+STANDINGS = "standings.json"
+"""The file of a comparison that has come to its end: its table, and the runs that tuning chose."""
 
 ProgressCallback = Callable[[Path], None]
 """Called with the folder of each run before it is read."""
+
+
+@dataclass(frozen=True)
+class ComparisonFolder:
+    """A comparison in its folder.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    runs
+        The runs to show, each with what the plan calls its method; of a tuned comparison those that tuning chose.
+    chosen
+        The values that tuning chose, for each run that has some.
+    tuned
+        The parameters that were tuned.
+    open
+        Whether something is tuned and nothing is chosen yet.
+    table
+        The comparison's table, ``None`` before it has come to its end.
+    left_out
+        Sentences about planned runs that are missing or diverged.
+    """
+
+    path: Path
+    runs: dict[Path, str | None]
+    chosen: dict[Path, str]
+    tuned: frozenset[str]
+    open: bool
+    table: Table | None
+    left_out: list[str]
 
 
 @dataclass(frozen=True)
@@ -36,6 +71,10 @@ class ReportData:
         What the engine of each chose.
     left_out
         Sentences about what could not be shown.
+    comparisons
+        The comparisons that runs are from.
+    tuned
+        The values that tuning chose for each run, empty where nothing was tuned.
     """
 
     runs: RunSet
@@ -43,23 +82,29 @@ class ReportData:
     events: list[list[Event]]
     choices: list[dict[str, Any]]
     left_out: list[str] = field(default_factory=list)
+    comparisons: list[ComparisonFolder] = field(default_factory=list)
+    tuned: list[str] = field(default_factory=list)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether candidates are shown among which tuning has not chosen: then none is the best."""
+        return any(comparison.open for comparison in self.comparisons)
 
 
-def folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[dict[Path, str | None], list[str]]:
+def folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[dict[Path, str | None], list[ComparisonFolder]]:
     """Find the runs in folders of runs, comparisons and recipes.
 
-    Gives each run's folder once, with what a comparison's plan calls its method, and sentences about planned runs that
-    are missing or diverged.
+    Gives each run's folder once, with what a comparison's plan calls its method, and the comparisons.
     """
     found: dict[Path, tuple[Path, str | None]] = {}
-    left_out: list[str] = []
+    comparisons: list[ComparisonFolder] = []
     for path in _with_parts(map(Path, paths)):
         if (path / "config.yaml").exists():
             found.setdefault(path.resolve(), (path, None))
         elif (path / "plan.yaml").exists():
-            there, sentences = _of_comparison(path)
-            left_out += sentences
-            for run, called in there.items():
+            comparison = _of_comparison(path)
+            comparisons.append(comparison)
+            for run, called in comparison.runs.items():
                 found.setdefault(run.resolve(), (run, called))
         elif not path.is_dir():
             raise RunFolderError(f"there is no run in {path}: it must be a folder that `coterie run` or compare wrote")
@@ -67,7 +112,7 @@ def folders(paths: Iterable[str | os.PathLike[str]]) -> tuple[dict[Path, str | N
             raise RunFolderError(
                 f"{path} is neither a run's folder nor a comparison's: it holds no config.yaml and no plan.yaml"
             )
-    return dict(found.values()), left_out
+    return dict(found.values()), comparisons
 
 
 def _with_parts(paths: Iterable[Path]) -> Iterator[Path]:
@@ -80,7 +125,8 @@ def _with_parts(paths: Iterable[Path]) -> Iterator[Path]:
 
 def read_runs(paths: Iterable[str | os.PathLike[str]], progress: ProgressCallback | None = None) -> ReportData:
     """Read the runs that a report is about."""
-    there, left_out = folders(paths)
+    there, comparisons = folders(paths)
+    left_out = [sentence for comparison in comparisons for sentence in comparison.left_out]
     results, summaries, named = [], [], []
     for path, called in there.items():
         if progress is not None:
@@ -98,7 +144,9 @@ def read_runs(paths: Iterable[str | os.PathLike[str]], progress: ProgressCallbac
             left_out.append(f"{path.name} is not finished: round {done} of {rounds}")
     if not results:
         raise RunFolderError(f"there is nothing to report: {'; '.join(left_out) or 'no run has been begun'}")
-    runs = RunSet(results, named)
+    chosen = {path: values for comparison in comparisons for path, values in comparison.chosen.items()}
+    names = frozenset(name for comparison in comparisons if not comparison.open for name in comparison.tuned)
+    runs = RunSet(results, named, names)
     _ = runs.metrics, runs.timings  # read here, where progress is shown
     return ReportData(
         runs,
@@ -106,10 +154,12 @@ def read_runs(paths: Iterable[str | os.PathLike[str]], progress: ProgressCallbac
         [events.read(result.path) for result in results],
         [_choices(result.path) for result in results],
         left_out,
+        comparisons,
+        [chosen.get(result.path, "") for result in results],
     )
 
 
-def _of_comparison(path: Path) -> tuple[dict[Path, str | None], list[str]]:
+def _of_comparison(path: Path) -> ComparisonFolder:
     plan = read_yaml(path / "plan.yaml")
     planned: Mapping[str, Any] = plan.get("runs") or {}
     called: Mapping[str, str] = plan.get("called") or {}
@@ -120,7 +170,32 @@ def _of_comparison(path: Path) -> tuple[dict[Path, str | None], list[str]]:
     left_out = [f"{name} diverged: {sentence}" for name, sentence in diverged.items()]
     if len(there) < len(planned):
         left_out.append(f"{path.name}: {len(planned) - len(there)} of {len(planned)} planned runs have not been begun")
-    return there, left_out
+    ended = read_json(path / STANDINGS) if (path / STANDINGS).exists() else None
+    tuned = frozenset(plan.get("tune") or ())
+    if ended is None:
+        if tuned:
+            left_out.append(
+                f"{path.name} has not come to its end, so nothing has been chosen on validation samples: every "
+                "candidate is shown, and none is called the best"
+            )
+        return ComparisonFolder(path, there, {}, tuned, bool(tuned), None, left_out)
+    chosen = {path / "runs" / name: str(values) for name, values in ended["chosen"].items()}
+    there = {run: name for run, name in there.items() if run in chosen}
+    return ComparisonFolder(path, there, chosen, tuned, False, _table(ended["table"]), left_out)
+
+
+def _table(plain: Mapping[str, Any]) -> Table:
+    """Make a table of what was written of it as JSON."""
+    columns = tuple(Column(**column) for column in plain["columns"])
+    rows = tuple(
+        Row(
+            tuple(Cell(**cell) if isinstance(cell, dict) else str(cell) for cell in row["cells"]),
+            row["ends_section"],
+            row["muted"],
+        )
+        for row in plain["rows"]
+    )
+    return Table(columns, rows, str(plain["title"]), tuple(map(str, plain["notes"])), int(plain["labels"]))
 
 
 def _choices(path: Path) -> dict[str, Any]:

@@ -21,21 +21,39 @@ from coterie.units import format_bytes
 
 _MISSING = object()
 _SETTINGS = "settings."
+_ROWS = 20  # of a table that stands before the plots
 _EVENTS = 200  # rows of the table of events
 
 
-def summary(found: ReportData) -> Markup:
-    """Summarise all lines: a row for each line and model, means over seeds, the best mean of each model in bold."""
+def is_long(found: ReportData) -> bool:
+    """Say whether the summary of all lines and models has more rows than a reader wants before the plots."""
+    return sum(len(_having(found, model)) for model in MODELS) > _ROWS
+
+
+def summary(found: ReportData, first_only: bool = False) -> Markup:
+    """Summarise all lines: a row for each line and model, means over seeds, the best mean of each model in bold.
+
+    ``first_only`` leaves all but the first model of each line out.
+    """
     several = len(found.summaries) > len(set(found.runs.lines))
     measured = {each["metric"] for each in found.summaries}
     settings = len(found.runs.settings) > 1
-    labels = ["method", *(["setting"] if settings else []), "model", *(["metric"] if len(measured) > 1 else [])]
+    tuned = {line: found.tuned[places[0]] for line, places in _places(found).items()}
+    labels = [
+        "method",
+        *(["setting"] if settings else []),
+        *(["tuned"] if any(tuned.values()) else []),
+        "model",
+        *(["metric"] if len(measured) > 1 else []),
+    ]
     scores = ["mean ± std over seeds" if several else "mean", "std over clients", "worst tenth", "worst client"]
     columns = (*words(*labels), *numbers(*scores, "best on validation", "clients", "seeds", "rounds"))
-    rows = []
+    rows: list[Row] = []
+    seen: set[Line] = set()
     for model in MODELS:
-        having = _having(found, model)
-        winners = _winners(having, model)
+        having = {line: own for line, own in _having(found, model).items() if not first_only or line not in seen}
+        seen |= having.keys()
+        winners = set() if found.undecided else _winners(having, model)
         for line, summaries in sorted(having.items(), key=lambda each: found.runs.settings.index(each[0].setting)):
             finals = [each[model]["final"] for each in summaries]
             best = [each[model]["best"] for each in summaries]
@@ -44,6 +62,7 @@ def summary(found: ReportData) -> Markup:
                     (
                         line.method,
                         *([line.setting or ABSENT] if settings else []),
+                        *([tuned[line] or ABSENT] if any(tuned.values()) else []),
                         model.replace("_", " "),
                         *([summaries[0]["metric"]] if len(measured) > 1 else []),
                         Cell(_spread([each["mean"] for each in finals]), "best" if line in winners else ""),
@@ -51,7 +70,7 @@ def summary(found: ReportData) -> Markup:
                         _mean([each[model]["fairness"]["worst_decile"] for each in summaries]),
                         _mean([each["worst"] for each in finals]),
                         ABSENT if None in best else _spread([each["mean"] for each in best]),
-                        _range(each[model]["clients"] for each in summaries),
+                        _counted([each[model] for each in summaries]),
                         str(len(summaries)),
                         _range(each["rounds"] for each in summaries),
                     )
@@ -113,6 +132,8 @@ def repeat(found: ReportData) -> list[Markup]:
         parts.append(Markup(f"<h3>In what they differ</h3>\n{shown.text}\n<h3>Each run</h3>"))
     for place, result in enumerate(found.runs.results):
         inside = [f"<p>{_how(found, place)}</p>", _code(_yaml(result.config))]
+        if found.tuned[place]:
+            inside.insert(0, f"<p>Chosen on validation samples: {html.escape(found.tuned[place])}.</p>")
         if found.choices[place]:
             chosen = ", ".join(f"{name} {_word(value)}" for name, value in found.choices[place].items())
             inside.append(f"<p>What the engine chose here: {html.escape(chosen)}.</p>")
@@ -193,6 +214,12 @@ def _spread(values: Sequence[float | None]) -> str:
     known = _known(values)
     deviation = f" ± {float(np.std(known, ddof=1)):.4f}" if len(known) > 1 else ""
     return _mean(values) + deviation
+
+
+def _counted(models: Sequence[Mapping[str, Any]]) -> str:
+    """Say over how many clients a mean is, and of how many, where these differ."""
+    counted, there = ([int(each.get(key, each["clients"])) for each in models] for key in ("clients", "of_clients"))
+    return _range(counted) if counted == there else f"{_range(counted)} of {_range(there)}"
 
 
 def _range(values: Iterable[int]) -> str:

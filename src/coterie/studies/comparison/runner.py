@@ -6,6 +6,7 @@
       plan.yaml                      what is compared, complete; another plan is refused
       runs/NAME/                     a folder for each run
       diverged.json                  runs that became NaN or infinite, with the sentence that says so
+      standings.json                 what a report needs of the result: the table, and the runs that tuning chose
       table.md, table.tex, table.csv the result, written last
 
 One process runs a comparison at a time, under a lock as on a run's folder.
@@ -28,13 +29,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from coterie import api
 from coterie.errors import ConfigError, Interrupted, RunFolderError
 from coterie.results import At, Result
+from coterie.results.report.sources import STANDINGS
 from coterie.rows.distributed import launched
 from coterie.runs.experiment import Watcher
 from coterie.runs.storage import lock_folder
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.studies.comparison.plan import ComparisonPlan, PlannedRun
 from coterie.studies.comparison.standings import Standings, standings
-from coterie.studies.comparison.tables import csv_text, table
+from coterie.studies.comparison.tables import csv_text, plain, table
 from coterie.studies.comparison.workers import RunFunction, run_in_turn, run_side_by_side
 from coterie.tracking import make_all
 from coterie.yaml_file import read_yaml
@@ -87,6 +89,7 @@ def compare(
         diverged = _run_all(plan, folder, functools.partial(_play, folder, data_dir, tuple(track)), jobs, progress)
         found = standings(plan, _results(plan, folder, diverged), at)
         shown = table(found)
+        write_json(folder / STANDINGS, plain(found))
         write_text(folder / "table.md", shown.markdown())
         write_text(folder / "table.tex", shown.latex())
         write_text(folder / "table.csv", csv_text(found))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from coterie import evaluation
+from coterie.algorithms import registry
 from coterie.errors import ConfigError
-from coterie.results import MODELS, At, Result, client_scores, over_seeds
+from coterie.results import MODELS, At, ClientGains, Result, client_scores, gains, over_seeds
+from coterie.results.client_gains import REFERENCES
 from coterie.studies.comparison.plan import ComparisonPlan
 
 SHOWN = tuple(model for model in MODELS if not model.endswith("oracle"))
@@ -36,12 +38,18 @@ class MethodScore:
         Whether no other method has a better mean.
     pvalue
         Of the two-sided Wilcoxon test against the best, over all clients of all seeds; NaN for the best itself.
+    clients
+        Over how many clients, of all seeds together, the mean after the last round is.
+    of_clients
+        How many clients have test samples; for some of them the metric may be undefined.
     """
 
     mean: float
     std: float
     best: bool
     pvalue: float
+    clients: int = 0
+    of_clients: int = 0
 
     @property
     def mark(self) -> str:
@@ -118,6 +126,11 @@ class Standing:
         Parameters that tuning chose.
     scores
         The result of each model that the method has; none if it diverged.
+    gains
+        What clients gain over each reference in the comparison (``local``, ``fedavg_ft``), by the reference's title;
+        of the personal models, or of the global one where there are none.
+    runs
+        The runs that count, one for each seed.
     """
 
     setting: dict[str, Any]
@@ -126,6 +139,8 @@ class Standing:
     metric: str
     tuned: dict[str, Any]
     scores: dict[str, MethodScore]
+    gains: dict[str, ClientGains] = field(default_factory=dict)
+    runs: list[Result] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -154,6 +169,13 @@ class Standings:
         """The models that some method has, in the order of columns."""
         return [model for model in SHOWN if any(model in row.scores for row in self.rows)]
 
+    @property
+    def references(self) -> list[str]:
+        """The titles of the methods that others are compared with client by client."""
+        # A method that is no reference itself is compared with all of them, in their order.
+        rows = sorted(self.rows, key=lambda row: -len(row.gains))
+        return list(dict.fromkeys(reference for row in rows for reference in row.gains))
+
 
 def format_values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
@@ -169,10 +191,14 @@ def standings(plan: ComparisonPlan, results: Mapping[str, Result | None], at: At
             runs[method], choice = chosen_runs(plan, results, setting, method, at)
             tuning += [] if choice is None else [choice]
             tuned[method] = {} if choice is None else choice.chosen or {}
-        scores = _scores(runs, at)
+        scores, won = _scores(runs, at), _gains(plan, runs, at)
         for method, found in runs.items():
             metric = found[0].summary["metric"] if found else ""
-            rows.append(Standing(setting, method, plan.titles[method], metric, tuned[method], scores[method]))
+            rows.append(
+                Standing(
+                    setting, method, plan.titles[method], metric, tuned[method], scores[method], won[method], found
+                )
+            )
     return Standings(rows, tuning, len(plan.seeds), at)
 
 
@@ -261,8 +287,24 @@ def _scores(runs: Mapping[str, list[Result]], at: At) -> dict[str, dict[str, Met
         best = _pooled(having[winners[0]], model, at)
         for method, found in having.items():
             pvalue = math.nan if method in winners else _pvalue(_pooled(found, model, at), best)
-            scores[method][model] = MethodScore(sums[method].mean, sums[method].std, method in winners, pvalue)
+            counted, there = (sum(r.summary[model].get(key, 0) for r in found) for key in ("clients", "of_clients"))
+            scores[method][model] = MethodScore(
+                sums[method].mean, sums[method].std, method in winners, pvalue, counted, there
+            )
     return scores
+
+
+def _gains(plan: ComparisonPlan, runs: Mapping[str, list[Result]], at: At) -> dict[str, dict[str, ClientGains]]:
+    """Compare every method with the references among them, at one point of the grid."""
+    algorithms = {run.method: registry.get(run.config.algorithm).name for run in plan.runs}
+    found: dict[str, dict[str, ClientGains]] = {method: {} for method in runs}
+    for reference in REFERENCES:
+        # Where a plan has several forms of one, the first is the reference.
+        against = next((method for method in runs if algorithms[method] == reference and runs[method]), None)
+        for method, own in runs.items():
+            if against is not None and method != against and own:
+                found[method][plan.titles[against]] = gains(own, runs[against], at=at)
+    return found
 
 
 def _has(result: Result, model: str, at: At) -> bool:

@@ -87,6 +87,47 @@
     });
   }
 
+  // A table is sorted by the column whose head is chosen, within its sections. What is no number comes last.
+  const UNITS = { kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
+  const text = (cell) => [...cell.childNodes].filter((node) => node.nodeName !== "SUP")
+    .map((node) => node.textContent).join("").trim();
+  function number(words) {
+    const found = words.match(/^([+-]?[\d.]+(?:e[+-]?\d+)?)\s*(kB|MB|GB|TB)?/);
+    return found ? Number(found[1]) * (UNITS[found[2]] ?? 1) : NaN;
+  }
+  function sort(head) {
+    const heads = [...head.parentElement.children];
+    const column = heads.indexOf(head);
+    const numeric = head.classList.contains("number");
+    // Numbers are first wanted from the greatest down, words from A to Z.
+    const before = head.getAttribute("aria-sort");
+    const descending = before === "none" ? numeric : before === "ascending";
+    for (const each of heads) each.setAttribute("aria-sort", "none");
+    head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+    const sign = descending ? -1 : 1;
+    for (const body of head.closest("table").tBodies) {
+      const keyed = [...body.rows].map((row) => [row, text(row.cells[column])]);
+      keyed.sort(([, one], [, other]) => {
+        if (!numeric) return sign * one.localeCompare(other, undefined, { numeric: true });
+        const [a, b] = [number(one), number(other)];
+        if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
+        return sign * (a - b);
+      });
+      body.append(...keyed.map(([row]) => row));
+    }
+  }
+  for (const head of document.querySelectorAll("thead th")) {
+    if ([...head.closest("table").tBodies].every((body) => body.rows.length < 2)) continue;
+    head.setAttribute("aria-sort", "none");
+    head.tabIndex = 0;
+    head.addEventListener("click", () => sort(head));
+    head.addEventListener("keydown", (event) => {
+      if (!["Enter", " "].includes(event.key)) return;
+      event.preventDefault();
+      sort(head);
+    });
+  }
+
   for (const copy of document.querySelectorAll(".copy")) {
     copy.addEventListener("click", async () => {
       const text = copy.nextElementSibling;
