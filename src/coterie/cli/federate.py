@@ -74,9 +74,10 @@ def server(folder: Project) -> None:
         address = f"{config.host}:{config.port}"
         superlink.run_gate(
             own,
-            config.host,
-            config.port,
+            (config.host, config.port),
             config.superlink_port,
+            list(keys.values()),
+            agreed.limit + 2**20,  # what Flower adds to a message
             lambda: err.print(f"ready: nodes reach the server at {address}", highlight=False),
         )
 
@@ -95,7 +96,7 @@ def node(
     folder = folder.absolute()
     opened, config = project.open_node(folder), project.read_node(folder)
     err.print(f"{config.member} is client {opened.client} of {opened.agreement.name}", highlight=False)
-    env = processes.environment(folder / "flower", opened.agreement.threads)
+    env = processes.environment(folder / "flower", opened.means.threads or opened.agreement.threads)
     port, log = port or processes.free_port(), folder / "supernode.log"
     place = (config.server, folder / config.ca, folder / config.key)
     with contextlib.ExitStack() as stack:
@@ -116,6 +117,10 @@ def run(
     deadline: Annotated[float, typer.Option(help="Seconds that nodes have for an exchange.")] = 600.0,
     minimum: Annotated[int, typer.Option(help="Replies that an exchange needs.")] = 1,
     wait: Annotated[float, typer.Option(help="Seconds to wait for members before the first round.")] = 120.0,
+    max_update: Annotated[
+        float, typer.Option(help="How many times the members' median a reply may change what was sent.")
+    ] = 100.0,
+    max_samples: Annotated[int, typer.Option(help="How many samples a member may say that it has.")] = 10_000_000,
     out_: Annotated[Folder, typer.Option("--out", help="Folder for the run; one that was stopped goes on.")] = None,
     track: Track = None,
 ) -> None:
@@ -133,6 +138,8 @@ def run(
         "deadline": deadline,
         "minimum": minimum,
         "wait": wait,
+        "max_update": max_update,
+        "max_samples": max_samples,
         "track": [_placed(each) for each in track or ()],
     }
     plan = options.make(Plan, values, "plan")
