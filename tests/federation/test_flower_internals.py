@@ -101,6 +101,10 @@ def an_exception(found: Any, name: str) -> None:
     assert issubclass(found, Exception), f"{name} is no exception"
 
 
+def a_header(found: Any, name: str) -> None:
+    assert found == found.lower(), f"{name} is {found!r}, but the gate is given names in lower case"
+
+
 NOTHING = fields()
 CONTRACT: dict[str, Check] = {
     "flwr.app.message.make_message": parameters("metadata", "content"),
@@ -109,8 +113,11 @@ CONTRACT: dict[str, Check] = {
         CLIENT_APP_RAISED_EXCEPTION=2, MESSAGE_UNAVAILABLE=3, REPLY_MESSAGE_UNAVAILABLE=4, NODE_UNAVAILABLE=5
     ),
     "flwr.common.constant.HEARTBEAT_MIN_INTERVAL": range_of(1, 10),
+    "flwr.common.constant.SYSTEM_TIME_TOLERANCE": range_of(1, 60),
     "flwr.common.constant.Status": constants(FINISHED="finished"),
     "flwr.common.constant.SubStatus": constants(COMPLETED="completed", FAILED="failed"),
+    "flwr.common.constant.TIMESTAMP_HEADER": a_header,
+    "flwr.common.constant.TIMESTAMP_TOLERANCE": range_of(30, 3600),
     "flwr.common.serde.context_from_proto": parameters("context_proto"),
     "flwr.common.serde.fab_to_proto": parameters("fab"),
     "flwr.common.serde.user_config_to_proto": parameters("user_config"),
@@ -130,6 +137,8 @@ CONTRACT: dict[str, Check] = {
     "flwr.proto.runtime_pb2.PullTaskInputRequest": NOTHING,
     "flwr.proto.runtime_pb2.PushTaskOutputRequest": fields("sub_status", "details"),
     "flwr.proto.runtime_pb2.SendTaskHeartbeatRequest": NOTHING,
+    "flwr.supercore.constant.FLEET_HTTP_PUBLIC_KEY_HEADER": a_header,
+    "flwr.supercore.constant.FLEET_HTTP_SIGNATURE_HEADER": a_header,
     "flwr.supercore.constant.NodeStatus": constants(UNREGISTERED="unregistered", REGISTERED="registered"),
     "flwr.supercore.constant.TaskType": constants(CLIENT_APP="flwr-clientapp", SERVER_APP="flwr-serverapp"),
     "flwr.supercore.control.ControlHttpClient": client(
@@ -155,6 +164,7 @@ CONTRACT: dict[str, Check] = {
     "flwr.supercore.interceptors.RuntimeVersionHttpInterceptor": parameters("component_name"),
     "flwr.supercore.primitives.asymmetric.public_key_to_bytes": parameters("public_key"),
     "flwr.supercore.primitives.asymmetric.uses_nist_ec_curve": parameters("public_key"),
+    "flwr.supercore.primitives.asymmetric.verify_signature": parameters("public_key", "message", "signature"),
     "flwr.supercore.runtime.RuntimeHttpClient": client(
         AcquireTask=fields("token", "task.run_id"),
         ConfirmMessageReceived=NOTHING,

@@ -171,10 +171,59 @@ def test_records_that_are_damaged_or_of_another_version_are_said_to_be(tmp_path:
             CheckpointError, match=rf"{FILE} {says}, but Coterie \S+ reads format 1: use the version of"
         ):
             ledger.epsilon()
-    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).write_text(json.dumps({"format": 1, "replies": {}}))
     (tmp_path / KEY).write_bytes(b"short")
     with pytest.raises(CheckpointError, match="secret"):
         ledger.release(rows(0.1), rows(0), {}, "run", b"m")
+
+
+def test_a_node_whose_count_is_lost_does_not_go_on(tmp_path: Path) -> None:
+    local = play(tmp_path, "fedavg", NOISY, rounds=1)
+    folder, node = local.node_folder(1), local.grid.nodes_[99]
+    (folder / FILE).unlink()
+    with pytest.raises(CheckpointError, match=rf"{FILE} is missing, but {KEY} is there"):
+        Node(local.agreement, 1, local.datasets[1], folder)
+    # One that runs already says nothing of its samples any more.
+    message = unpack(local.grid.sent[1][99], LIMIT)
+    again = pack({**message.header, "run": "f" * 16}, message.tensors)
+    assert "is missing" in unpack(node.handle(again), LIMIT).header["error"]
+    (folder / KEY).unlink()
+    assert Ledger(folder, NOISY).epsilon() == 0
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedpg"])
+def test_a_node_that_fails_answers_no_change_with_noise_and_pays_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    """A server that sends what breaks on some samples and not on others must not see the difference."""
+    local = make_federation(tmp_path, privacy=Promise(clip=0.5, noise=0.2), model="mlp:hidden=200")
+    arrived: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
+
+    def keep(message: bytes, reply: bytes) -> bytes:
+        found = unpack(reply, LIMIT)
+        assert "error" not in found.header
+        if found.tensors:
+            arrived.append((unpack(message, LIMIT).under("message"), found.under("reply")))
+        return reply
+
+    local.grid.faults[99] = keep
+    broken = local.grid.nodes_[99]
+
+    def fail(*given: Any) -> None:
+        raise ValueError("patient 4711")
+
+    monkeypatch.setattr(broken, "_compute", fail)
+    serve(local.agreement, local.grid, Plan(algorithm=algorithm, rounds=2, wait=0.0), tmp_path / "run")
+    assert not [event for event in events.read(tmp_path / "run") if event.what in ("error", "garbage", "no reply")]
+    assert Ledger(local.node_folder(1), NOISY)._read() == Ledger(local.node_folder(0), NOISY)._read()
+    assert "patient 4711" in (broken.folder / "errors.log").read_text()
+    assert len(arrived) == 2
+    for message, reply in arrived:
+        start = message if algorithm == "fedavg" else {}  # FedPG's are gradients and losses
+        changes = [(value - start.get(name, 0)).double().flatten() for name, value in reply.items()]
+        noise = torch.cat(changes)
+        # Noise of standard deviation 0.1 and nothing else: its mean square is off by √(2/n) at one deviation.
+        assert abs(float(noise.square().mean()) / 0.1**2 - 1) < 6 * (2 / noise.numel()) ** 0.5
 
 
 def test_a_budget_is_kept_before_anything_is_written(tmp_path: Path) -> None:

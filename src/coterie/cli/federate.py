@@ -80,9 +80,10 @@ def server(folder: Project) -> None:
         address = f"{config.host}:{config.port}"
         superlink.run_gate(
             own,
-            config.host,
-            config.port,
+            (config.host, config.port),
             config.superlink_port,
+            list(keys.values()),
+            agreed.limit + 2**20,  # what Flower adds to a message
             lambda: err.print(f"ready: nodes reach the server at {address}", highlight=False),
         )
 
@@ -101,7 +102,7 @@ def node(
     folder = folder.absolute()
     opened, config = project.open_node(folder), project.read_node(folder)
     err.print(f"{config.member} is client {opened.client} of {opened.agreement.name}", highlight=False)
-    env = processes.environment(folder / "flower", opened.agreement.threads)
+    env = processes.environment(folder / "flower", opened.means.threads or opened.agreement.threads)
     port, log = port or processes.free_port(), folder / "supernode.log"
     place = (config.server, folder / config.ca, folder / config.key)
     with contextlib.ExitStack() as stack:
@@ -122,6 +123,8 @@ def run(
     deadline: Annotated[float, _plan_option("deadline")] = _PLAN["deadline"].default,
     minimum: Annotated[int, _plan_option("minimum")] = _PLAN["minimum"].default,
     wait: Annotated[float, _plan_option("wait")] = _PLAN["wait"].default,
+    max_update: Annotated[float, _plan_option("max_update")] = _PLAN["max_update"].default,
+    max_samples: Annotated[int, _plan_option("max_samples")] = _PLAN["max_samples"].default,
     out_: Annotated[Folder, typer.Option("--out", help="Folder for the run; one that was stopped goes on.")] = None,
     track: Track = None,
 ) -> None:
@@ -138,6 +141,8 @@ def run(
         "deadline": deadline,
         "minimum": minimum,
         "wait": wait,
+        "max_update": max_update,
+        "max_samples": max_samples,
         "track": [_placed(each) for each in track or ()],
     }
     plan = options.make(Plan, values, "plan")

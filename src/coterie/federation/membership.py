@@ -29,13 +29,21 @@ class Membership:
         Told of who joins and who is refused.
     deadline
         Seconds to wait for an answer.
+    max_samples
+        How many samples a member may say that it has.
     """
 
     def __init__(
-        self, agreement: Agreement, transport: Transport, header: Mapping[str, Any], report: Listener, deadline: float
+        self,
+        agreement: Agreement,
+        transport: Transport,
+        header: Mapping[str, Any],
+        report: Listener,
+        deadline: float,
+        max_samples: int = 10_000_000,
     ) -> None:
         self._agreement, self._transport, self._header = agreement, transport, dict(header)
-        self._report, self._deadline = report, deadline
+        self._report, self._deadline, self._max_samples = report, deadline, max_samples
         self._node_of: dict[int, int] = {}  # by client number
         self._refused: dict[int, int] = {}  # by node number: the refresh at which it was refused
         self._refreshes = 0
@@ -75,8 +83,16 @@ class Membership:
                 self._admit(node, replies.get(node), round_number)
                 self._refused.pop(node, None)
             except Rejected as reason:
-                self._refused[node] = self._refreshes
-                self._report(Event(round_number, "refused", None, f"node {node}: {reason}"))
+                self._refuse(node, str(reason), round_number)
+            except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+                self._refuse(node, f"what it says cannot be read ({type(error).__name__})", round_number)
+
+    def _refuse(self, node: int, reason: str, round_number: int) -> None:
+        self._refused[node] = self._refreshes
+        key = self._connected.get(node, "")
+        names = [each.name for each in self._agreement.members if each.key is not None and same_key(key, each.key)]
+        whose = f", with the key of {names[0]}" if names else ""
+        self._report(Event(round_number, "refused", None, f"node {node}{whose}: {reason}"))
 
     def _token(self) -> str:
         return f"hello-{self._refreshes}"
@@ -102,18 +118,18 @@ class Membership:
         other = self._node_of.get(client)
         if other is not None and other in self._connected and other != node:
             raise Rejected(f"it says that it is {members[client].name!r}, but another node is that already")
-        self.sizes[client] = _checked_sizes(sizes)
+        self.sizes[client] = _checked_sizes(sizes, self._max_samples)
         self._node_of[client] = node
         self._missing.discard(client)
         self._report(Event(round_number, "joined" if other is None else "returned", client, members[client].name))
 
 
-def _checked_sizes(found: object) -> dict[str, int]:
+def _checked_sizes(found: object, most: int) -> dict[str, int]:
     splits = ("train", "validation", "test")
     if not isinstance(found, dict) or set(found) != set(splits):
         raise Rejected(f"it says that its samples are {found!r}, but must count those of {', '.join(splits)}")
     for split, count in found.items():
         least = 1 if split == "train" else 0
-        if not isinstance(count, int) or isinstance(count, bool) or not least <= count < 2**40:
-            raise Rejected(f"it says that it has {count!r} samples in {split}, but must have at least {least}")
+        if not isinstance(count, int) or isinstance(count, bool) or not least <= count <= most:
+            raise Rejected(f"it says that it has {count!r} samples in {split}, but must have {least} to {most}")
     return {split: int(found[split]) for split in splits}

@@ -98,6 +98,7 @@ class Node:
         config = self.agreement.experiment(str(header.get("algorithm")), dict(header.get("settings") or {}))
         population = own_population(self._dataset, self.client, config)
         if header.get("kind") == HELLO:
+            self._residents.observed(config)  # now, while no model of the run is in memory
             shares = {
                 "train": population.shares.train,
                 "validation": population.shares.validation,

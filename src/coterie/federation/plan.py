@@ -26,6 +26,10 @@ class Plan(BaseModel):
     deadline: float = Field(600.0, gt=0, description="seconds that nodes have for an exchange")
     minimum: int = Field(1, ge=1, description="replies that an exchange needs; with fewer the round is void")
     wait: float = Field(120.0, ge=0, description="seconds to wait for members before the first round")
+    max_update: float = Field(
+        100.0, gt=1, description="how many times the members' median a reply may change what was sent"
+    )
+    max_samples: int = Field(10_000_000, ge=1, description="how many samples a member may say that it has")
     track: tuple[str, ...] = Field((), description="trackers that the server tells how it goes")
 
     def experiment(self, agreement: Agreement) -> ExperimentConfig:

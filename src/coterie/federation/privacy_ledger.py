@@ -49,6 +49,7 @@ class Ledger:
     def __init__(self, folder: Path, promise: Promise) -> None:
         self.promise = promise
         self._folder = folder
+        self._read()  # a node whose count is lost does not start
 
     def release(
         self, reply: Rows, message: Rows, references: Mapping[str, str | None], run: str, digest: bytes
@@ -87,6 +88,11 @@ class Ledger:
     def _read(self) -> dict[str, Counter[float]]:
         path = self._folder / FILE
         if not path.exists():
+            if (self._folder / KEY).exists():  # it is made after the first count
+                raise CheckpointError(
+                    f"{path} is missing, but {KEY} is there, so replies were sent that would not be counted: put back "
+                    f"a copy; to begin a new count, whatever was told before, remove {KEY} too"
+                )
             return {}
         try:
             found = json.loads(path.read_text(encoding="utf-8"))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,7 @@ from coterie.federation import agreement
 from coterie.federation.agreement import Agreement
 from coterie.federation.node import Node
 from coterie.federation.party_data import load_own, own_population
+from coterie.federation.resident import Means, check_code
 from coterie.runs.storage.atomic_files import read_json, write_text
 from coterie.yaml_file import read_yaml
 
@@ -58,6 +60,17 @@ class NodeConfig(BaseModel):
     lost_state: Literal["refuse", "begin-anew"] = Field(
         "refuse", description="what to do where the state that the server counts on is not there"
     )
+    engine: Literal["loop", "batched"] = Field("loop", description="how to compute; loop gives a simulation's bits")
+    device: str = Field("cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$", description="where to compute: cpu, cuda or cuda:N")
+    threads: int | None = Field(None, ge=1, description="CPU threads; by default those that were agreed on")
+    max_epochs: int = Field(1000, ge=1, description="epochs that a message may ask for")
+    max_steps: int = Field(1_000_000, ge=1, description="steps that a message may ask for")
+    max_seconds: float = Field(3600.0, gt=0, description="seconds after which a task is given up")
+    allow: tuple[str, ...] = Field((), description="what federation.yaml may name as import:..., word for word")
+
+    def means(self) -> Means:
+        """Give what the node computes with, and what it lets itself be asked."""
+        return Means(**{each.name: getattr(self, each.name) for each in fields(Means)})
 
 
 def read_server(folder: Path) -> ServerConfig:
@@ -77,9 +90,13 @@ def open_node(folder: Path) -> Node:
     key, wanted = folder / f"{config.key}.pub", agreed.members[client].key
     if wanted is not None and key.exists() and not agreement.same_key(key.read_text(encoding="utf-8"), wanted):
         raise ConfigError(f"{key} is not the key that {agreement.FILE} has for {config.member!r}")
+    means = config.means()
+    check_code(agreed, means)
+    experiment = agreed.experiment(agreed.algorithms[0] if agreed.algorithms else "fedavg", {})
+    means.applied(experiment).torch_device()
     dataset = load_own(config.data, folder, agreed)
-    own_population(dataset, client, agreed.experiment(agreed.algorithms[0] if agreed.algorithms else "fedavg", {}))
-    return Node(agreed, client, dataset, folder, config.lost_state == "begin-anew")
+    own_population(dataset, client, experiment)
+    return Node(agreed, client, dataset, folder, config.lost_state == "begin-anew", means)
 
 
 def init(folder: Path, members: list[str], host: str = "127.0.0.1", port: int = 9092) -> Agreement:
@@ -189,6 +206,18 @@ server: {server}
 ca: ca.crt
 key: node.key         # replace in production: make your own, and send only node.key.pub to the server
 lost_state: refuse    # or begin-anew: what to do where the state folder is lost
+
+# What the node computes with.
+engine: loop          # or batched, which serves a GPU better
+device: cpu           # or cuda, cuda:1, auto
+
+# What a message may ask of the node.
+max_epochs: 1000
+max_steps: 1000000
+max_seconds: 3600
+
+# Code that federation.yaml may name (import:package.module:name) and that this node then runs; read it first.
+allow: []
 """
 
 _APP = """\

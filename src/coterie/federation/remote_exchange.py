@@ -14,28 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.algorithms import registry
 from coterie.algorithms.base import Message, Replies
-from coterie.compute.engine import Call, take
-from coterie.compute.loop import LoopEngine
-from coterie.compute.samples import Samples
-from coterie.config import ExperimentConfig
-from coterie.errors import ConfigError
+from coterie.compute.engine import Call
+from coterie.evaluation import metrics as metric_table
 from coterie.federation.agreement import Agreement
 from coterie.federation.membership import Membership
 from coterie.federation.node import WORK
-from coterie.federation.party_data import blank_population, engine_of, fresh_row
 from coterie.federation.reply_schema import ReplySchema
 from coterie.federation.schema import EVALUATE, GLOBAL, LAST
 from coterie.federation.transport import Failure, Transport
+from coterie.federation.update_bound import too_large, update_norms
 from coterie.federation.wire import Envelope, Rejected, TensorSpec, check, check_header, pack, unpack
 from coterie.rows import Rows
-from coterie.runs.population import Population
 from coterie.runs.storage.events import Event, Listener
-from coterie.simulation.client_states import ClientStates
 from coterie.simulation.exchange import NoReplies, Request
 from coterie.simulation.scoring import Score
 from coterie.simulation.simulation import Simulation
+
+_MODELS = frozenset({"personal", GLOBAL, "hybrid", "hybrid_oracle"})
 
 
 @dataclass(frozen=True)
@@ -48,10 +44,13 @@ class Terms:
         Seconds that nodes have for an exchange.
     minimum
         Replies that an exchange needs; with fewer the round is void.
+    max_update
+        How many times the members' median a reply may change what was sent.
     """
 
     deadline: float = 600.0
     minimum: int = 1
+    max_update: float = 100.0
 
 
 @dataclass(frozen=True)
@@ -121,6 +120,7 @@ class RemoteExchange:
     ) -> None:
         self.agreement, self.membership, self.terms = agreement, membership, terms
         self._transport, self._common, self._report, self._replies = transport, dict(header), report, replies
+        self._metrics = frozenset({"loss", *metric_table.names(agreement.data.task)})
         self.session = secrets.token_hex(4)  # tells this server's tokens from those of one that was killed
         self.counted: dict[int, str] = {}
         self.scores: tuple[int, list[Score]] | None = None
@@ -171,14 +171,27 @@ class RemoteExchange:
             client: message.shared | {name: value[place] for name, value in message.each.items()}
             for place, client in enumerate(request.clients.tolist())
         }
-        replies = self._send(call, request.task, messages)
-        if len(replies) < min(self.terms.minimum, len(messages)) or not replies:
+        replies = self._bounded(request, self._send(call, request.task, messages))
+        if len(replies.clients) < min(self.terms.minimum, len(messages)) or not len(replies.clients):
             self._void = self._void or call.purpose == "round"
             raise NoReplies
-        self._accepted |= {client: self._token(call) for client in replies}
-        first = next(iter(replies.values()))
-        rows = {name: torch.stack([reply[name] for reply in replies.values()]) for name in first}
-        return Replies(torch.tensor(list(replies)), rows)
+        self._accepted |= {client: self._token(call) for client in replies.clients.tolist()}
+        return replies
+
+    def _bounded(self, request: Request, found: dict[int, Rows]) -> Replies:
+        """Put the replies together, without those that change far more than the others."""
+        clients, rows = torch.tensor(list(found), dtype=torch.int64), _stacked(found)
+        if not rows:
+            return Replies(clients, rows)
+        sent = request.only(torch.isin(request.clients, clients)).rows
+        norms = update_norms(rows, sent, self._replies.tasks[request.task].references)
+        large = too_large(norms, self.terms.max_update)
+        if not large:
+            return Replies(clients, rows)
+        for place, why in large.items():
+            self._report(Event(request.call.round, "garbage", int(clients[place]), why))
+        good = torch.tensor([place for place in range(len(clients)) if place not in large])
+        return Replies(clients[good], {name: value[good] for name, value in rows.items()})
 
     def _token(self, call: Call) -> str:
         return f"{self.session}-{call.round}-{call.purpose}-{call.exchange}".replace(" ", "-")
@@ -193,20 +206,25 @@ class RemoteExchange:
             if client in messages or evaluation is not None:
                 mine = messages.get(client)
                 blocks[client] = self._pack(call, client, task if mine is not None else None, mine or {}, evaluation)
+        asked = list(blocks)
         self.bytes_down += sum(map(len, blocks.values()))
         for client in sorted(messages.keys() - present.keys()):
             self.membership.mark_missing(client)
             self._report(Event(call.round, "no reply", client, "it is not there"))
         patience = frozenset(present[client] for client in blocks if client not in self._suspects)
-        sent = {present[client]: block for client, block in blocks.items()}
+        sent = {present[client]: blocks.pop(client) for client in asked}
         answers = self._transport.exchange(sent, self.terms.deadline, patience or frozenset(sent))
+        sent.clear()  # a model of every member's: there may not be room for these and the replies
         replies: dict[int, Rows] = {}
         told: dict[tuple[str, str, str], dict[int, float | None]] = {}
-        for client in blocks:
+        known = frozenset(evaluation.others) if evaluation is not None else frozenset()
+        for client in asked:
             expected = self._replies.of(task, messages[client], call) if task and client in messages else {}
             try:
-                envelope = self._open(answers.get(present[client]), client, call, expected)
-            except _Lost as lost:
+                envelope = self._open(answers.pop(present[client], None), client, call, expected)
+                scores = dict(_scores(envelope.header.get("scores"), self._metrics, known))
+            except (_Lost, Rejected) as error:
+                lost = error if isinstance(error, _Lost) else _Lost("garbage", str(error))
                 if lost.what == "no reply":
                     self._suspects.add(client)
                     self.membership.mark_missing(client)
@@ -221,7 +239,7 @@ class RemoteExchange:
             spent = envelope.header.get("epsilon")
             if isinstance(spent, int | float) and spent >= 0:
                 self.epsilon[client] = float(spent)
-            for key, value in _scores(envelope):
+            for key, value in scores.items():
                 told.setdefault(key, {})[client] = value
         if evaluation is not None:
             self.scores = (evaluation.round, list(_collected(told)))
@@ -269,84 +287,10 @@ class RemoteExchange:
             check(envelope.tensors, {f"reply/{name}": shape for name, shape in expected.items()})
         except Rejected as reason:
             raise _Lost("garbage", str(reason)) from reason
+        except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+            # Of no kind that is known; but what a member sends must not end everybody's run.
+            raise _Lost("garbage", f"it cannot be read ({type(error).__name__})") from error
         return envelope
-
-
-@dataclass(frozen=True)
-class Federation:
-    """The server's half of a federation: a simulation whose clients are nodes.
-
-    Parameters
-    ----------
-    agreement
-        What all parties agreed on.
-    population
-        Who holds how many samples, as far as members have told; the samples themselves are blank.
-    simulation
-        The method with the server's state; the clients' states lie at the nodes.
-    remote
-        The simulation's exchange.
-    """
-
-    agreement: Agreement
-    population: Population
-    simulation: Simulation
-    remote: RemoteExchange
-
-    def learn_sizes(self) -> None:
-        """Take over the sizes of members that joined since."""
-        engine = self.simulation.engine
-        for client, sizes in self.remote.membership.sizes.items():
-            for split in engine.sizes:
-                engine.sizes[split][client] = engine.host_sizes[split][client] = sizes[split]
-
-
-def make_federation(
-    config: ExperimentConfig,
-    agreement: Agreement,
-    transport: Transport,
-    membership: Membership,
-    header: Mapping[str, Any],
-    terms: Terms,
-    report: Listener,
-) -> Federation:
-    """Put the server's half together.
-
-    A ``ConfigError`` says that the method starts from every member's number of samples, and one is not there.
-    """
-    members = len(agreement.members)
-    sizes = {
-        split: [membership.sizes.get(client, {}).get(split, 0) for client in range(members)]
-        for split in ("train", "validation", "test")
-    }
-    population = blank_population(agreement, sizes)
-    algorithm = registry.make(config.algorithm, config.settings)
-    everyone = population.roles.trainers
-
-    def fresh(client: int) -> Tensor:
-        return fresh_row(config, agreement, client)
-
-    simulation = Simulation(algorithm, engine_of(config, population), fresh=fresh, members=everyone)
-    begin = simulation.clients.rows
-    small = blank_population(agreement, {split: [1] * members for split in sizes})
-    engine = simulation.engine
-    samples = Samples.of(small.dataset, small.shares, seed=config.seed, dtype=engine.samples.dtype)
-    blank = LoopEngine(engine.problem, samples, config.seed)
-    # Nodes make their first state themselves. They are told everybody's sizes only where it depends on them.
-    plain = Simulation(algorithm, blank, fresh=fresh, members=everyone).clients.rows
-    common = dict(header)
-    if any(not torch.equal(plain[name], rows) for name, rows in begin.items()):
-        if not all(sizes["train"]):
-            raise ConfigError(
-                f"{algorithm.title} with these settings starts from every member's number of samples, but not all "
-                "members are there: start them first"
-            )
-        common["sizes"] = sizes["train"]
-    # Of the clients' first state only shapes matter here: the state itself lies at the nodes.
-    replies = ReplySchema(blank, simulation.tasks, take(begin, slice(0, 1)))
-    remote = RemoteExchange(agreement, transport, membership, common, terms, report, replies)
-    simulation.exchange, simulation.clients = remote, ClientStates({})
-    return Federation(agreement, population, simulation, remote)
 
 
 class _Lost(Exception):
@@ -357,14 +301,31 @@ class _Lost(Exception):
         self.what, self.why = what, why
 
 
-def _scores(envelope: Envelope) -> Iterator[tuple[tuple[str, str, str], float | None]]:
-    found = envelope.header.get("scores") or []
-    for entry in found if isinstance(found, list) else []:
-        if not isinstance(entry, list) or len(entry) != 4 or not all(isinstance(word, str) for word in entry[:3]):
-            continue
-        model, split, metric, value = entry
-        if split in ("train", "validation", "test") and (value is None or isinstance(value, int | float)):
-            yield (model, split, metric), None if value is None else float(value)
+def _stacked(found: dict[int, Rows]) -> Rows:
+    """Put rows one under another, and let go of each as soon as it is there."""
+    out: Rows = {}
+    for name in list(next(iter(found.values()), {})):
+        first = next(iter(found.values()))[name]
+        out[name] = first.new_empty(len(found), *first.shape)
+        for place, rows in enumerate(found.values()):
+            out[name][place] = rows.pop(name)
+    return out
+
+
+def _scores(
+    found: object, metrics: frozenset[str], models: frozenset[str]
+) -> Iterator[tuple[tuple[str, str, str], float | None]]:
+    """Read the metrics that a member tells of; ``models`` are those of the method's own, beside what all have."""
+    if found is None:
+        return
+    entries: list[Any] = found if isinstance(found, list) else [found]
+    for entry in entries:
+        good = isinstance(entry, list) and len(entry) == 4 and all(isinstance(word, str) for word in entry[:3])
+        model, split, metric, value = entry if good else ("", "", "", None)
+        known = (model in _MODELS or model in models) and metric in metrics and split in ("validation", "test")
+        if not known or isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise Rejected(f"it tells the score {entry!r}, which is of no model and metric that is evaluated")
+        yield (model, split, metric), None if value is None else float(value)
 
 
 def _collected(told: Mapping[tuple[str, str, str], Mapping[int, float | None]]) -> Iterator[Score]:

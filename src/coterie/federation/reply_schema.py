@@ -32,7 +32,7 @@ class ReplySchema:
     """
 
     def __init__(self, engine: Engine, tasks: Mapping[str, Task], state: Rows) -> None:
-        self._engine, self._tasks, self._state = engine, tasks, state
+        self._engine, self.tasks, self._state = engine, tasks, state
         self._known: dict[object, dict[str, TensorSpec]] = {}
 
     def of(self, task: str, message: Rows, call: Call) -> dict[str, TensorSpec]:
@@ -42,7 +42,7 @@ class ReplySchema:
             rows = {name: value.unsqueeze(0) for name, value in message.items()}
             state = {name: value.clone() for name, value in self._state.items()}
             with torch.no_grad():
-                _, reply = self._engine.run(self._tasks[task], torch.tensor([0]), state, rows, call)
+                _, reply = self._engine.run(self.tasks[task], torch.tensor([0]), state, rows, call)
             if len(self._known) >= _MOST:
                 self._known.clear()
             self._known[key] = {name: TensorSpec.of(value[0]) for name, value in reply.items()}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ from coterie.runs.builder import Population
 from coterie.simulation.client_states import ClientStates
 from coterie.simulation.exchange import LocalExchange
 from coterie.simulation.simulation import Simulation
+
+_OBSERVED_MEMBERS, _MOST_OBSERVED = 2, 16
 
 
 @dataclass(frozen=True)
@@ -109,31 +112,23 @@ class Resident:
         The method with its engine on the node's own samples; no client's state is in it.
     begin
         The node's state before its first round: a row for each name.
-    agreed
-        The experiment and what all parties agreed on, for what is observed on demand.
+    seen
+        What the method sends.
+    agreement
+        What all parties agreed on.
     """
 
     config: ExperimentConfig
     simulation: Simulation
     begin: Rows
-    agreed: tuple[ExperimentConfig, Agreement]
-    _seen: list[Seen] | None = field(default=None, init=False)
-    _replies: ReplySchema | None = field(default=None, init=False)
+    seen: list[Seen]
+    agreement: Agreement
 
-    @property
-    def seen(self) -> list[Seen]:
-        """What the method sends."""
-        if self._seen is None:
-            self._seen = observe(*self.agreed, members=3)
-        return self._seen
-
-    @property
+    @functools.cached_property
     def replies(self) -> ReplySchema:
         """What the node's replies look like, whatever its samples are."""
-        if self._replies is None:
-            engine = blank_engine(self.simulation.engine, self.agreed[1])
-            self._replies = ReplySchema(engine, self.simulation.tasks, self.begin)
-        return self._replies
+        engine = blank_engine(self.simulation.engine, self.agreement)
+        return ReplySchema(engine, self.simulation.tasks, self.begin)
 
 
 class Residents:
@@ -156,6 +151,7 @@ class Residents:
     def __init__(self, agreement: Agreement, client: int, means: Means, scratch: Path, most: int = 2) -> None:
         self._agreement, self._client, self._means = agreement, client, means
         self._scratch, self._most = scratch, most
+        self._seen: OrderedDict[str, list[Seen]] = OrderedDict()
         self._kept: OrderedDict[tuple[str, str, tuple[int, ...] | None], Resident] = OrderedDict()
 
     def get(self, run: str, config: ExperimentConfig, population: Population, sizes: list[int] | None) -> Resident:
@@ -168,8 +164,17 @@ class Residents:
         self._kept.move_to_end(key)
         return self._kept[key]
 
+    def observed(self, config: ExperimentConfig) -> list[Seen]:
+        """Give what a method sends; found out once."""
+        key = config.model_dump_json()
+        if key not in self._seen:
+            while len(self._seen) >= _MOST_OBSERVED:
+                self._seen.popitem(last=False)
+            self._seen[key] = observe(config, self._agreement, members=_OBSERVED_MEMBERS)
+        return self._seen[key]
+
     def _make(self, config: ExperimentConfig, population: Population, sizes: list[int] | None) -> Resident:
-        own = self._means.applied(config)
+        own, seen = self._means.applied(config), self.observed(config)
         self._scratch.mkdir(parents=True, exist_ok=True)
         simulation = make_simulation(own, self._agreement, population, sizes, self._scratch)
         mine = torch.tensor([self._client])
@@ -180,7 +185,7 @@ class Residents:
         simulation.exchange = LocalExchange(
             simulation.engine, simulation.tasks, simulation.clients, simulation.placement
         )
-        return Resident(own, simulation, begin, (config, self._agreement))
+        return Resident(own, simulation, begin, seen, self._agreement)
 
 
 def check_code(agreement: Agreement, means: Means) -> None:

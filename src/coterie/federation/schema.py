@@ -90,9 +90,13 @@ def observe(config: ExperimentConfig, agreement: Agreement, rounds: int = 2, mem
     if members is not None and members < len(agreement.members):
         fewer = agreement.model_copy(update={"members": agreement.members[:members]})
         try:
-            return observe(config.model_copy(update={"clients": members}), fewer, rounds)
+            return _observed(config.model_copy(update={"clients": members}), fewer, rounds)
         except CoterieError:  # such as a robust mean that needs more
             pass
+    return _observed(config, agreement, rounds)
+
+
+def _observed(config: ExperimentConfig, agreement: Agreement, rounds: int) -> list[Seen]:
     count = len(agreement.members)
     population = blank_population(agreement, {split: [2] * count for split in ("train", "validation", "test")})
     everyone = population.roles.trainers
@@ -101,6 +105,7 @@ def observe(config: ExperimentConfig, agreement: Agreement, rounds: int = 2, mem
         engine_of(config, population),
         fresh=lambda client: fresh_row(config, agreement, client),
         members=everyone,
+        keep="disk",  # a large model of each member's: nobody's memory has to hold them for the sake of their shapes
     )
     simulation.exchange = watched = _Watched(simulation.exchange)
     algorithm = simulation.algorithm

@@ -7,6 +7,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import torch
 from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError, RunFolderError
 from coterie.federation.agreement import Agreement
+from coterie.federation.federated_simulation import Federation, make_federation
 from coterie.federation.membership import Membership
 from coterie.federation.plan import Plan
-from coterie.federation.remote_exchange import Federation, Terms, make_federation
+from coterie.federation.remote_exchange import Terms
 from coterie.federation.transport import Transport
+from coterie.federation.wire import sentence
 from coterie.rows import Rows
 from coterie.runs.builder import Assembly
 from coterie.runs.experiment import Experiment, Watcher, threads
@@ -174,19 +177,19 @@ def serve(
         folder, run, is_new = _open(config, agreement, out)
         stack.enter_context(folder)
         stack.enter_context(threads(config.threads))
-        report = EventLog(folder.path, listener)
+        report = _shown(EventLog(folder.path, listener))
         header = {
             "run": run,
             "federation": agreement.digest,
             "algorithm": config.algorithm,
             "settings": config.plain()["settings"],
         }
-        membership = Membership(agreement, transport, header, report, plan.deadline)
+        membership = Membership(agreement, transport, header, report, plan.deadline, plan.max_samples)
         _wait_for_members(membership, agreement, plan)
         before = folder.checkpoints.latest()
         for client, sizes in (before.extra["sizes"] if before is not None else {}).items():
             membership.sizes.setdefault(int(client), sizes)  # of members that are not there now
-        terms = Terms(plan.deadline, plan.minimum)
+        terms = Terms(plan.deadline, plan.minimum, plan.max_update)
         federation = make_federation(config, agreement, transport, membership, header, terms, report)
         population, simulation = federation.population, federation.simulation
         parts = Assembly(
@@ -210,6 +213,11 @@ def serve(
         experiment.run(watch)
         experiment.finish(observer.end)
     return folder.path
+
+
+def _shown(log: Listener) -> Listener:
+    """Make the reasons of events, which may be what a member says, fit for a log and a terminal."""
+    return lambda event: log(replace(event, reason=sentence(event.reason)))
 
 
 @contextlib.contextmanager

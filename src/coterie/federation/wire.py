@@ -121,7 +121,7 @@ def unpack(block: bytes, limit: int) -> Envelope:
     if len(block) > limit:
         raise Rejected(f"it has {len(block)} bytes, but may have {limit} at most")
     length = int.from_bytes(block[:_ALIGNED], "little")
-    if length > _HEADER_LIMIT:
+    if _HEADER_LIMIT < length < len(block):
         raise Rejected(f"its header has {length} bytes, but may have {_HEADER_LIMIT} at most")
     try:
         outer = _plain_json(block[_ALIGNED : _ALIGNED + length])

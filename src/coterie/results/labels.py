@@ -22,18 +22,18 @@ _SAID_OTHERWISE = frozenset({"algorithm", "algorithm_sha256", "settings", "seed"
 
 def method_title(name: str) -> str:
     """Give the title of a method by its name, or the name itself where no such method is registered here."""
+    if registry.is_file(name):  # code that a run names, which nobody who looks at results has asked to run
+        return Path(name).stem
     try:
         return registry.get(name).title
-    except CoterieError:  # a run of somebody else's method, or of a file that is no longer there
-        return Path(name).stem if registry.is_file(name) else name
+    except CoterieError:  # a run of somebody else's method
+        return name
 
 
 def run_title(result: Result) -> str:
-    """Give the title of a run's method; where its file is not at hand, the name that the run recorded."""
+    """Give the title of a run's method; of a file's, the name that the run recorded."""
     given = str(result.config.get("algorithm", "?"))
-    if registry.is_file(given) and not Path(given).expanduser().is_file():
-        return recorded_name(result)
-    return method_title(given)
+    return recorded_name(result) if registry.is_file(given) else method_title(given)
 
 
 def recorded_name(result: Result) -> str:

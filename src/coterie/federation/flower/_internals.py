@@ -10,17 +10,28 @@ A call to a SuperLink or a SuperNode that fails raises ``httpx.HTTPError``.
 
 from __future__ import annotations
 
+import base64
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Message, Metadata
 from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, ErrorCode, Status, SubStatus
+from flwr.common.constant import (
+    HEARTBEAT_MIN_INTERVAL,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+    ErrorCode,
+    Status,
+    SubStatus,
+)
 from flwr.common.serde import context_from_proto, fab_to_proto, user_config_to_proto
 from flwr.common.serde_utils import metadata_from_proto
 from flwr.proto.control_pb2 import (
@@ -41,7 +52,7 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.supercore.constant import NodeStatus, TaskType
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, NodeStatus, TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
@@ -50,7 +61,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve, verify_signature
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -284,6 +295,31 @@ class NodeCalls:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._client.close()
+
+
+class NodeSignatures:
+    """Tells calls of members from those of strangers by their headers alone, as a SuperLink does after reading a call.
+
+    A SuperNode signs the time with its key and sends both. ``keys`` are public keys in OpenSSH's form.
+    """
+
+    def __init__(self, keys: Collection[str]) -> None:
+        loaded = [serialization.load_ssh_public_key(key.encode()) for key in keys]
+        self._keys = {public_key_to_bytes(key): key for key in loaded if isinstance(key, ec.EllipticCurvePublicKey)}
+
+    def accept(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Say whether headers are signed by a member, not long ago; their names are in lower case."""
+        try:
+            key, signature = (
+                base64.b64decode(headers[name.encode()], validate=True)
+                for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
+            )
+            signed = headers[TIMESTAMP_HEADER.encode()]
+            age = (datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))).total_seconds()
+            recent = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+            return recent and verify_signature(self._keys[key], signed, signature)
+        except (KeyError, ValueError, TypeError, OverflowError):
+            return False
 
 
 def stored_key(key: ec.EllipticCurvePublicKey) -> bytes:

@@ -2,20 +2,21 @@
 
 On one port, Flower serves the nodes' calls, the calls that submit code and list runs, and the calls of its own
 processes, and it asks for no login on the second kind. So the SuperLink listens on this machine alone, and the port
-that nodes reach is the gate's. It forwards the nodes' paths only, and Flower authenticates each of these calls by the
-node's key. In production any reverse proxy that forwards only ``/v1/fleet/`` does the same.
+that nodes reach is the gate's. It forwards the nodes' paths only, and of these only calls that are signed with the key
+of a member and not larger than a message may be. Flower authenticates each of these calls too, but reads all of it
+first: what a stranger posted stayed in its memory.
 """
 
 from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, MutableMapping
 from typing import Any
 
 import httpx
 
-from coterie.federation.flower._internals import NODES_PATH
+from coterie.federation.flower._internals import NODES_PATH, NodeSignatures
 
 _NODES = re.compile(re.escape(NODES_PATH) + "[a-z-]+")
 _NOT_FORWARDED = {b"host", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade", b"te", b"trailer"}
@@ -34,10 +35,15 @@ class Gate:
         The SuperLink's address, as ``https://127.0.0.1:9093``.
     ca
         File with the certificate of the authority that signed the SuperLink's.
+    keys
+        The public keys of the members in OpenSSH's form.
+    limit
+        Bytes that a call may have.
     """
 
-    def __init__(self, superlink: str, ca: str) -> None:
-        self._superlink = superlink
+    def __init__(self, superlink: str, ca: str, keys: Collection[str], limit: int) -> None:
+        self._superlink, self._limit = superlink, limit
+        self._signatures = NodeSignatures(keys)
         self._context = ssl.create_default_context(cafile=ca)
         self._client: httpx.AsyncClient | None = None
 
@@ -47,10 +53,14 @@ class Gate:
             await self._live(receive, send)
         elif scope["type"] == "http":
             # The whole path must be one of the nodes': nothing that a proxy and a server might read differently.
-            if scope["method"] == "POST" and _NODES.fullmatch(scope["path"]) and not scope["query_string"]:
-                await self._forward(scope, receive, send)
-            else:
+            if scope["method"] != "POST" or not _NODES.fullmatch(scope["path"]) or scope["query_string"]:
                 await _answer(send, 403, b"only nodes may call here")
+            elif not self._signatures.accept(dict(scope["headers"])):
+                await _answer(send, 401, b"Invalid SuperNode authentication")
+            elif _length(scope["headers"]) > self._limit:
+                await _answer(send, 413, b"the call is larger than a message may be")
+            else:
+                await self._forward(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
@@ -67,12 +77,16 @@ class Gate:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def body() -> AsyncIterator[bytes]:
-            more = True
+            more, seen = True, 0
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise httpx.ReadError("the node went away")
-                yield message.get("body", b"")
+                piece = message.get("body", b"")
+                seen += len(piece)
+                if seen > self._limit:  # of a call that does not say how long it is, or says less
+                    raise _TooLarge
+                yield piece
                 more = message.get("more_body", False)
 
         assert self._client is not None
@@ -80,6 +94,9 @@ class Gate:
         request = self._client.build_request("POST", self._superlink + scope["path"], headers=headers, content=body())
         try:
             response = await self._client.send(request, stream=True)
+        except _TooLarge:
+            await _answer(send, 413, b"the call is larger than a message may be")
+            return
         except httpx.HTTPError:
             await _answer(send, 502, b"the SuperLink does not answer")
             return
@@ -92,6 +109,16 @@ class Gate:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await response.aclose()
+
+
+class _TooLarge(Exception):
+    """A call goes on beyond what it may have."""
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Give the bytes that a call says it has; 0 where it does not say, which is found out on the way."""
+    found = [value for name, value in headers if name == b"content-length"]
+    return int(found[0]) if found and found[0].isdigit() else 0
 
 
 async def _answer(send: Send, status: int, text: bytes) -> None:

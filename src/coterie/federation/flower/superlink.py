@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -40,9 +40,22 @@ def superlink(folder: Path, port: int, keys: Mapping[str, str]) -> Iterator[None
         processes.stop(process)
 
 
-def run_gate(folder: Path, host: str, port: int, superlink_port: int, ready: Callable[[], None]) -> None:
-    """Run the gate until the process is told to stop; ``ready`` is called once nodes can connect."""
-    gate = Gate(f"https://127.0.0.1:{superlink_port}", str(processes.internal_certificates(folder) / "ca.crt"))
+def run_gate(
+    folder: Path,
+    place: tuple[str, int],
+    superlink_port: int,
+    keys: Collection[str],
+    limit: int,
+    ready: Callable[[], None],
+) -> None:
+    """Run the gate at a host and a port until the process is told to stop.
+
+    It lets through calls of at most ``limit`` bytes that are signed with one of the ``keys``, which are public keys in
+    OpenSSH's form. ``ready`` is called once nodes can connect.
+    """
+    host, port = place
+    ca = str(processes.internal_certificates(folder) / "ca.crt")
+    gate = Gate(f"https://127.0.0.1:{superlink_port}", ca, keys, limit)
     config = uvicorn.Config(
         gate,
         host=host,

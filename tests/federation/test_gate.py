@@ -1,0 +1,115 @@
+"""The gate: what is not signed by a member, or is larger than a message, never reaches the SuperLink."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import MutableMapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
+
+import httpx
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from coterie.federation.flower import certificates
+from coterie.federation.flower.gate import Gate
+
+LIMIT = 1000
+MEMBER, STRANGER = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+
+
+def openssh(key: ec.EllipticCurvePrivateKey) -> str:
+    form = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return key.public_key().public_bytes(*form).decode()
+
+
+def signed(
+    key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey | None = None, age: float = 0.0
+) -> list[tuple[bytes, bytes]]:
+    """Give the headers of a SuperNode's call: its key, the time, and the time as signed."""
+    form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    now = (datetime.now(UTC) - timedelta(seconds=age)).isoformat().encode()
+    signature = (signer or key).sign(now, ec.ECDSA(hashes.SHA256()))
+    public = key.public_key().public_bytes(*form)
+    return [
+        (b"flwr-public-key", base64.b64encode(public)),
+        (b"flwr-timestamp", now),
+        (b"flwr-signature", base64.b64encode(signature)),
+    ]
+
+
+class Called:
+    """A gate before a SuperLink that notes what reaches it."""
+
+    def __init__(self, folder: Path) -> None:
+        certificates.make_authority(folder)
+        self.gate = Gate("https://127.0.0.1:1", str(folder / "ca.crt"), [f"{openssh(MEMBER)} a comment"], LIMIT)
+        self.reached: list[int] = []
+        self.read = 0
+
+        async def superlink(request: httpx.Request) -> httpx.Response:
+            self.reached.append(len(await request.aread()))
+            return httpx.Response(200, stream=httpx.ByteStream(b"fine"))
+
+        self.gate._client = httpx.AsyncClient(transport=httpx.MockTransport(superlink))
+
+    def post(self, headers: list[tuple[bytes, bytes]], pieces: list[bytes], path: str = "/v1/fleet/push-object") -> int:
+        sent: list[MutableMapping[str, Any]] = []
+        waiting = list(pieces)
+
+        async def receive() -> dict[str, Any]:
+            self.read += 1
+            return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+        asyncio.run(self.gate(scope, receive, send))
+        return int(sent[0]["status"])
+
+
+def test_a_members_call_goes_through(tmp_path: Path) -> None:
+    called = Called(tmp_path)
+    assert called.post(signed(MEMBER), [b"x" * 400, b"x" * 600]) == 200
+    assert called.reached == [LIMIT]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        signed(STRANGER),
+        signed(MEMBER, signer=STRANGER),
+        signed(MEMBER, age=3600),
+        signed(MEMBER)[:2],
+        [(name, b"\xff" + value[1:]) for name, value in signed(MEMBER)],
+        [(b"flwr-public-key", b"eA=="), *signed(MEMBER)[1:]],
+    ],
+    ids=["none", "stranger", "anothers key", "old", "unsigned", "bytes", "no key"],
+)
+def test_a_strangers_call_is_not_even_read(tmp_path: Path, headers: list[tuple[bytes, bytes]]) -> None:
+    called = Called(tmp_path)
+    assert called.post(headers, [b"x"] * 3) == 401
+    assert (called.read, called.reached) == (0, [])
+
+
+def test_a_call_larger_than_a_message_is_cut_off(tmp_path: Path) -> None:
+    called = Called(tmp_path)
+    assert called.post([*signed(MEMBER), (b"content-length", b"1001")], [b"x" * 1001]) == 413
+    assert called.read == 0
+    # One that does not say how long it is, or says less, is read no further than the limit.
+    assert called.post(signed(MEMBER), [b"x" * 600] * 100) == 413
+    assert (called.read, called.reached) == (2, [])
+
+
+def test_other_paths_are_closed_to_members_too(tmp_path: Path) -> None:
+    called = Called(tmp_path)
+    assert called.post(signed(MEMBER), [b""], path="/v1/control/start-run") == 403
+    assert called.reached == []

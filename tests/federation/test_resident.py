@@ -1,0 +1,126 @@
+"""What a node keeps between messages, what it computes with, and what it lets itself be asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coterie.errors import ConfigError
+from coterie.federation import project, resident
+from coterie.federation.node import Node
+from coterie.federation.plan import Plan
+from coterie.federation.resident import Means
+from coterie.federation.server import serve
+from coterie.runs.storage import events
+from tests.federation.grid import Local, make_agreement, make_federation, parts, states
+
+
+def with_means(folder: Path, means: Means, **more: Any) -> Local:
+    local = make_federation(folder, **more)
+    local.grid.nodes_ = {
+        number: Node(local.agreement, node.client, local.datasets[node.client], node.folder, means=means)
+        for number, node in local.grid.nodes_.items()
+    }
+    return local
+
+
+def play(local: Local, folder: Path, algorithm: str = "fedavg", rounds: int = 3, **more: Any) -> Path:
+    plan = Plan(algorithm=algorithm, rounds=rounds, wait=0.0, **more)
+    return serve(local.agreement, local.grid, plan, folder)
+
+
+def test_a_run_is_put_together_once_and_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    real = resident.make_simulation
+
+    def counted(config: Any, *given: Any) -> Any:
+        made.append(config.algorithm)
+        return real(config, *given)
+
+    monkeypatch.setattr(resident, "make_simulation", counted)
+    local = make_federation(tmp_path)
+    play(local, tmp_path / "one", "fedpg")  # two exchanges a round
+    assert made == ["fedpg"] * 3  # one for each node
+    for number in range(3):
+        play(local, tmp_path / f"more-{number}", rounds=1)
+    assert all(len(node._residents._kept) == 2 for node in local.grid.nodes_.values())
+
+
+def test_runs_that_take_turns_do_not_mix(tmp_path: Path) -> None:
+    """One run's messages come between another's, of another learning rate; each ends as it would alone."""
+    both, alone = make_federation(tmp_path / "both"), make_federation(tmp_path / "alone")
+    other: dict[str, Any] = {"settings": {"lr": 0.5}}
+
+    def between(grid: Any) -> None:
+        if grid.exchanges == 3:
+            grid.before = None
+            play(both, tmp_path / "both" / "second", "flame", **other)
+
+    both.grid.before = between
+    play(both, tmp_path / "both" / "first", "flame")
+    for name, more in (("first", {}), ("second", other)):
+        expected = states(play(alone, tmp_path / "alone" / name, "flame", **more))[0]
+        found = states(tmp_path / "both" / name)[0]
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedacs", "flame"])
+def test_a_batched_node_agrees_with_a_loop(tmp_path: Path, algorithm: str) -> None:
+    """As engines do: float64 and a few steps leave nothing but rounding."""
+    found = []
+    for engine in ("loop", "batched"):
+        local = with_means(tmp_path / engine, Means(engine=engine), dtype="float64")  # type: ignore[arg-type]
+        found.append(states(play(local, tmp_path / engine / "run", algorithm))[0])
+        assert {node._residents._kept[key].simulation.engine.name for node in local.grid.nodes_.values()
+                for key in node._residents._kept} == {engine}  # fmt: skip
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("means", "settings", "says"),
+    [
+        (Means(max_epochs=2), {"local_epochs": 3}, "asks for 3 epochs, but the node's node.yaml allows max_epochs: 2"),
+        (Means(max_seconds=1e-9), {}, "longer than the 1e-09 s of max_seconds"),
+    ],
+    ids=["epochs", "seconds"],
+)
+def test_a_node_does_not_let_itself_be_asked_for_more(
+    tmp_path: Path, means: Means, settings: dict[str, Any], says: str
+) -> None:
+    local = with_means(tmp_path, means)
+    play(local, tmp_path / "run", rounds=1, settings=settings)
+    found = [event for event in events.read(tmp_path / "run") if event.what == "error"]
+    assert {event.client for event in found} == {0, 1, 2}
+    assert all(says in event.reason for event in found)
+
+
+def test_code_is_named_by_the_silo_itself(tmp_path: Path) -> None:
+    spec = "import:tests.federation.somebodys:Net"
+    for field in ("model", "loss"):
+        agreement = make_agreement(**{field: spec})
+        with pytest.raises(ConfigError, match=rf"has the {field} '{spec}', which is code that the node would run"):
+            Node(agreement, 0, parts(3)[0], tmp_path)
+        with pytest.raises(ConfigError, match="which is code"):
+            Node(agreement, 0, parts(3)[0], tmp_path, means=Means(allow=(f"{spec}s",)))
+        assert Node(agreement, 0, parts(3)[0], tmp_path, means=Means(allow=(spec,)))
+
+
+def test_node_yaml_says_what_a_node_computes_with(tmp_path: Path) -> None:
+    text = "member: a\ndata: data.npz\nserver: localhost:1\n"
+    (tmp_path / "node.yaml").write_text(text)
+    assert project.read_node(tmp_path).means() == Means()
+    (tmp_path / "node.yaml").write_text(
+        f"{text}engine: batched\ndevice: cuda:1\nthreads: 3\nmax_epochs: 5\nmax_steps: 6\nmax_seconds: 7\n"
+        "allow: ['import:a:B']\n"
+    )
+    wanted = Means("batched", "cuda:1", 3, 5, 6, 7.0, ("import:a:B",))
+    assert project.read_node(tmp_path).means() == wanted
+    config = wanted.applied(make_agreement().experiment("fedavg", {}))
+    assert (config.engine, config.device, config.threads) == ("batched", "cuda:1", 3)
+    (tmp_path / "node.yaml").write_text(f"{text}device: tpu\n")
+    with pytest.raises(ConfigError, match="device is 'tpu'"):
+        project.read_node(tmp_path)
