@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from coterie.algorithms.local_part import LOCAL_PART
 from coterie.compute.engine import Call
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
@@ -162,17 +163,20 @@ class Node:
         shared = envelope.under(f"{EVALUATE}/{GLOBAL}")
         if algorithm.has_global and shared:
             self._check(shared, config, EVALUATE, GLOBAL)
-            models[GLOBAL] = shared
+            models[GLOBAL] = {name: value.unsqueeze(0) for name, value in shared.items()}
         for other in sorted(
             {each.task for each in self._observed(config) if each.purpose == EVALUATE} - {LAST, GLOBAL}
         ):
             own = envelope.under(f"{EVALUATE}/{other}")
             self._check(own, config, EVALUATE, other)
             models[other] = {name: value.unsqueeze(0) for name, value in own.items()}
-        scores = Scorer(simulation, one, torch.zeros(0, dtype=torch.int64)).score(models, {GLOBAL})
-        own_model = {name: value[0] for name, value in models.get("personal", {}).items()}
-        kind, model = ("personal", own_model) if own_model else (GLOBAL, models.get(GLOBAL, {}))
-        self._keep(envelope.header, config, simulation, kind, model, scores)
+        if simulation.part is not None:  # the server sends what is shared, and the rest of each model lies here
+            complete, local = simulation.part.complete, state[LOCAL_PART]
+            models |= {name: complete(rows, local) for name, rows in models.items() if name != "personal"}
+        scores = Scorer(simulation, one, torch.zeros(0, dtype=torch.int64)).score(models)
+        kind = "personal" if models.get("personal") else GLOBAL
+        own_model = {name: value[0] for name, value in models.get(kind, {}).items()}
+        self._keep(envelope.header, config, simulation, kind, own_model, scores)
         return scores
 
     def _keep(

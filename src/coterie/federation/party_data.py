@@ -154,6 +154,7 @@ def make_simulation(
         engine,
         fresh=lambda client: fresh_row(config, agreement, client),
         members=population.roles.trainers,
+        local=config.local_patterns,
     )
     engine.sizes["train"] = own
     return simulation

@@ -343,14 +343,15 @@ def make_federation(
     def fresh(client: int) -> Tensor:
         return fresh_row(config, agreement, client)
 
-    simulation = Simulation(algorithm, engine_of(config, population), fresh=fresh, members=everyone)
+    local = config.local_patterns
+    simulation = Simulation(algorithm, engine_of(config, population), fresh=fresh, members=everyone, local=local)
     begin = simulation.clients.rows
     small = blank_population(agreement, {split: [1] * members for split in sizes})
     engine = simulation.engine
     samples = Samples.of(small.dataset, small.shares, seed=config.seed, dtype=engine.samples.dtype)
     blank = LoopEngine(engine.problem, samples, config.seed)
     # Nodes make their first state themselves. They are told everybody's sizes only where it depends on them.
-    plain = Simulation(algorithm, blank, fresh=fresh, members=everyone).clients.rows
+    plain = Simulation(algorithm, blank, fresh=fresh, members=everyone, local=local).clients.rows
     common = dict(header)
     if any(not torch.equal(plain[name], rows) for name, rows in begin.items()):
         if not all(sizes["train"]):

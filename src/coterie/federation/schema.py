@@ -92,6 +92,7 @@ def observe(config: ExperimentConfig, agreement: Agreement, rounds: int = 2) -> 
         engine_of(config, population),
         fresh=lambda client: fresh_row(config, agreement, client),
         members=everyone,
+        local=config.local_patterns,
     )
     simulation.exchange = watched = _Watched(simulation.exchange)
     algorithm = simulation.algorithm
