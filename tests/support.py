@@ -77,13 +77,14 @@ def simulate(
     seed: int = 3,
     dtype: torch.dtype = torch.float64,
     lost: Callable[[Tensor, Call], Tensor] | None = None,
+    local: Sequence[str] = (),
     **options: Any,
 ) -> Simulation:
     """Build a simulation on given samples and a given (initialised) module."""
     if isinstance(algorithm, str):
         algorithm = registry.make(algorithm, settings or {})
     problem = Problem.of(module, task, dtype=dtype, device=DEVICE)
-    return Simulation(algorithm, ENGINES[engine](problem, samples, seed, **options), lost=lost)
+    return Simulation(algorithm, ENGINES[engine](problem, samples, seed, **options), lost=lost, local=local)
 
 
 def everyone(simulation: Simulation) -> Tensor:

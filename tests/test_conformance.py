@@ -323,6 +323,71 @@ def test_messages_have_the_bytes_that_the_method_counts(name: str) -> None:
     assert simulation.traffic.up - before.up == CLIENTS * 8 * row.up(layout)
 
 
+LOCAL = ("*.bias",)  # of the body and of the head, so that the columns that stay are not in one piece
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_what_is_local_never_travels(name: str) -> None:
+    row: Row = TABLE[name]
+    whole, simulation = make(name, row.settings), make(name, row.settings, local=LOCAL)
+    assert simulation.part is not None
+    first, travelled, stayed = simulation.clients.rows["local_part"].clone(), [], []
+    deliver = simulation.exchange.deliver
+
+    def watched(request: Request) -> Replies:
+        stayed.append(simulation.clients.rows["local_part"].clone())
+        replies = deliver(request)
+        stayed.append(simulation.clients.rows["local_part"].clone())
+        travelled.extend([*request.message.shared.values(), *request.message.each.values(), *replies.rows.values()])
+        return replies
+
+    simulation.exchange.deliver = watched  # type: ignore[method-assign]
+    for number in (1, 2):
+        whole.play_round(everyone(whole), number)
+        simulation.play_round(everyone(simulation), number)
+    last = simulation.clients.rows["local_part"]
+    assert bool((last != first).all()) and bool((last != last[:1]).any(0).all())  # they train, each client its own
+    kept = torch.cat(stayed).unique()
+    assert not any(bool(torch.isin(tensor.double(), kept).any()) for tensor in travelled)
+    assert not any(bool(torch.isin(value.double(), kept).any()) for value in simulation.server.values())
+    # An auxiliary head is no parameter of the model: with its 3 biases it is sent as ever.
+    auxiliary = 3 if name == "splitgp" else 0
+    layout = simulation.part.layout
+    assert layout.size == simulation.engine.net.layout.size - (5 + 3)
+    assert simulation.traffic.down - whole.traffic.down == 2 * CLIENTS * 8 * (
+        row.down(layout) + auxiliary - row.down(whole.engine.net.layout)
+    )
+    assert simulation.traffic.up - whole.traffic.up == 2 * CLIENTS * 8 * (
+        row.up(layout) + auxiliary - row.up(whole.engine.net.layout)
+    )
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_engines_agree_where_parameters_stay(name: str, settings: dict[str, Any]) -> None:
+    loop = make(name, settings, engine="loop", local=LOCAL)
+    others = [make(name, settings, local=LOCAL, record=record) for record in (False, True)]
+    for number in (1, 2):
+        for simulation in (loop, *others):
+            simulation.play_round(cohort_of(number), number)
+        for simulation in others:
+            assert_close(loop.server, simulation.server, 1e-10, "server")
+            assert_close(loop.clients.rows, simulation.clients.rows, 1e-10, "clients")
+            assert_close(models_of(loop, number), models_of(simulation, number), 1e-10, "models")
+            if TABLE[name].discrete:
+                put(simulation, copied(loop))
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_with_everything_shared_nothing_changes(name: str) -> None:
+    plain, shared = make(name, TABLE[name].settings), make(name, TABLE[name].settings, local=())
+    for number in (1, 2):
+        for simulation in (plain, shared):
+            simulation.play_round(cohort_of(number), number)
+    assert shared.part is None and plain.traffic == shared.traffic
+    for one, two in zip(copied(plain), copied(shared), strict=True):
+        assert_same(one, two, "nothing local")
+
+
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_an_interrupted_round_changes_nothing(name: str, settings: dict[str, Any]) -> None:
     simulation = make(name, settings)

@@ -77,6 +77,11 @@ class ExperimentConfig(BaseModel):
     rounds: What[int] = Field(50, ge=1, description="how many rounds are played")
     participation: What[float] = Field(1.0, gt=0, le=1, description="fraction of the clients that take part in a round")
     model: What[str] = Field("mlp", description="the model, with options after a colon")
+    local: What[str] = Field(
+        "",
+        description="parameters that stay with their client, by patterns of their names such as bn*,head.*; head and "
+        "norm stand for the last layer's and those of all layers that normalise",
+    )
     loss: What[str | None] = Field(
         None, description="the loss by name, or import:module:function; the task's own by default"
     )
@@ -152,6 +157,11 @@ class ExperimentConfig(BaseModel):
         if not self.matrix and (self.matrix_every is not None or self.s_acc != (0.5,)):
             raise ValueError("matrix_every and s_acc say how the matrix is measured: give matrix=true (--matrix) too")
         return self
+
+    @property
+    def local_patterns(self) -> tuple[str, ...]:
+        """The patterns of ``local``, one by one."""
+        return tuple(part.strip() for part in self.local.split(",") if part.strip())
 
     def torch_device(self) -> torch.device:
         """Give the device to compute on.

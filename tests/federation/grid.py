@@ -154,6 +154,7 @@ def combined(local: Local, out: Path) -> dict[str, Any]:
         "clients": len(local.datasets),
         "engine": "loop",
         "model": agreement.model,
+        "local": agreement.local,
         "seed": agreement.seed,
         "threads": 1,
         "test_fraction": agreement.test_fraction,

@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from coterie.federation.plan import Plan
 from coterie.federation.server import serve
+from coterie.federation.wire import unpack
 from tests.federation.grid import compare, make_federation, metrics_of, node_rows, simulated, states
 
 
@@ -34,6 +35,18 @@ def test_same_models_and_metrics(tmp_path: Path, algorithm: str, more: dict[str,
     local = make_federation(tmp_path)
     serve(local.agreement, local.grid, Plan(algorithm=algorithm, rounds=3, **more), tmp_path / "run")
     compare(local, algorithm, 3, tmp_path / "run", tmp_path / "simulation", **more)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedacs", "flame", "fedsgd", "fedamp", "sfedpg"])
+def test_same_where_the_head_stays_on_the_nodes(tmp_path: Path, algorithm: str) -> None:
+    local = make_federation(tmp_path, local="head")
+    serve(local.agreement, local.grid, Plan(algorithm=algorithm, rounds=3), tmp_path / "run")
+    compare(local, algorithm, 3, tmp_path / "run", tmp_path / "simulation")
+    heads = torch.cat([node_rows(local, client, local.folder / "run")["local_part"] for client in range(3)])
+    assert heads.shape == (3, 8 * 10 + 10) and bool((heads[0] != heads[1]).any())
+    # What the server sent has room for the body alone: no tensor of it is as long as body and head.
+    sent = [unpack(message, 2**30).tensors for each in local.grid.sent for message in each.values()]
+    assert {value.shape[-1] for tensors in sent for value in tensors.values() if value.numel() > 90} == {64 * 8 + 8}
 
 
 @pytest.mark.parametrize("algorithm", ["lp_proj", "admm_lp_proj"])

@@ -77,6 +77,17 @@ def test_an_exported_model_measures_what_was_recorded(name: str, models: tuple[K
     assert Result(run).finished  # nothing in the run was changed
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedacs", "flame", "ditto"])
+def test_an_exported_model_has_the_parts_that_stayed_with_the_client(name: str, tmp_path: Path) -> None:
+    run = finished(name, tmp_path / "run", local="head")
+    models: tuple[Kind, ...] = ("personal", "global")
+    for model in models:
+        found = export(run, CLIENT, tmp_path / f"{model}.safetensors", best=model)
+        assert accuracy(found, run) == pytest.approx(recorded(run, model), abs=1e-12)
+    heads = [load_file(tmp_path / f"{model}.safetensors")["head.weight"] for model in models]
+    assert torch.equal(*heads)
+
+
 def test_images_are_scaled_by_the_loader(tmp_path: Path) -> None:
     run = finished("local", tmp_path / "run", data="digits", partition="iid", clients=5)
     found = export(run, CLIENT, tmp_path / "model.safetensors")

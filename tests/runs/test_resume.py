@@ -58,6 +58,7 @@ OTHERS = {
     "dropout": {"data": "synthetic:clients=5,samples=14,features=784,classes=3", "model": "import:coterie_dropout:Net"},
     "seldom": {"eval_every": 3, "checkpoint_every": 4, "eval_train": True},
     "fedpg": {"algorithm": "fedpg", "settings": {"fresh": True}},
+    "local part": {"algorithm": "fedacs", "local": "head, body.*.bias", "settings": {"momentum": 0.5}},
 }
 
 

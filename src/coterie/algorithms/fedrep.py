@@ -98,6 +98,8 @@ class FedRep(LocalTraining):
         body, head = start.net.columns("body"), start.net.columns("head")
         if not body.size:
             raise ModelError(f"{self.title} shares the body, and this model's has no parameters: use a deeper model")
+        if not head.size:
+            raise ModelError(f"{self.title} keeps the head with its client by itself: leave head out of local")
         return {"body": body.take(start.row).clone()}, {"head": start.rows(head.take(start.row))}
 
     def tasks(self) -> dict[str, Task]:

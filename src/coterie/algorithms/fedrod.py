@@ -43,6 +43,7 @@ from coterie.algorithms.base import (
 )
 from coterie.algorithms.body_and_head import PartsTraining, require_parts
 from coterie.algorithms.fedavg import FedAvg
+from coterie.errors import ModelError
 from coterie.models.problem import LOSSES
 from coterie.rows import Rows
 
@@ -107,6 +108,8 @@ class FedROD(FedAvg):
     def init(self, start: Start) -> tuple[State, Rows]:
         """Start every model at the initial one, with personal heads of zeros."""
         require_parts(start, self.title, outputs=2)
+        if not start.net.columns("head").size:
+            raise ModelError(f"{self.title} has a personal head beside a shared one: leave head out of local")
         phi = torch.zeros_like(start.net.columns("head").take(start.row))
         return {"w": start.row}, {"phi": start.rows(phi)}
 

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from coterie.algorithms.base import Algorithm
 
 _FACTS = ("name", "title", "citation")
-_NO_METHODS = ("base", "batch", "body_and_head", "client", "local_training", "messages", "registry")  # what methods use
+_NO_METHODS = (
+    "base",
+    "batch",
+    "body_and_head",
+    "client",
+    "local_part",
+    "local_training",
+    "messages",
+    "registry",
+)  # what methods use
 _registered: dict[str, type[Algorithm]] = {}
 
 

@@ -83,6 +83,7 @@ class Agreement(_Frozen):
     members: tuple[Member, ...] = Field(min_length=1, description="the roster; a member's place is its client number")
     data: Schema = Field(description="what a sample is")
     model: str = Field("mlp", description="the model, with options after a colon")
+    local: str = Field("", description="parameters that never leave a node, by patterns of their names")
     loss: str | None = Field(None, description="the loss by name, or import:module:function")
     metrics: tuple[str, ...] = Field((), description="metrics to record, the primary one first")
     dtype: Literal["float32", "float64"] = Field("float32", description="type of all numbers")
@@ -141,6 +142,7 @@ class Agreement(_Frozen):
             "partition": "natural",
             "clients": len(self.members),
             "model": self.model,
+            "local": self.local,
             "loss": self.loss,
             "metrics": self.metrics,
             "seed": self.seed,

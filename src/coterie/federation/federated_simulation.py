@@ -83,11 +83,12 @@ def make_federation(
     engine = engine_of(config, population)
     for split in engine.sizes:
         engine.sizes[split], engine.host_sizes[split] = torch.tensor(sizes[split]), torch.tensor(sizes[split])
-    simulation = Simulation(algorithm, engine, fresh=fresh, members=everyone)
+    simulation = Simulation(algorithm, engine, fresh=fresh, members=everyone, local=config.local_patterns)
     begin = simulation.clients.rows
     blank = blank_engine(engine, agreement)
     # Nodes make their first state themselves. They are told everybody's sizes only where it depends on them.
-    plain = Simulation(algorithm, blank, fresh=fresh, members=everyone, keep="disk").clients.rows
+    local = config.local_patterns
+    plain = Simulation(algorithm, blank, fresh=fresh, members=everyone, keep="disk", local=local).clients.rows
     common = dict(header)
     if any(not _equal_rows(plain[name], rows, members) for name, rows in begin.items()):
         if not all(sizes["train"]):

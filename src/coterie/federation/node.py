@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from coterie.algorithms.base import Task
+from coterie.algorithms.local_part import LOCAL_PART
 from coterie.compute.engine import Call
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
@@ -187,14 +188,14 @@ class Node:
                 context = simulation.engine.client_context(one, Call(int(wanted["round"]), "personal"))
                 rows = _moved({name: value.unsqueeze(0) for name, value in received[LAST].items()}, device)
                 models["personal"] = algorithm.personal(context, _moved(before, device), rows)
-            if GLOBAL in received:
-                models[GLOBAL] = _moved(received[GLOBAL], device)
-            for other, own in received.items():
-                if other not in (LAST, GLOBAL):
-                    models[other] = _moved({name: value.unsqueeze(0) for name, value in own.items()}, device)
-            scores = Scorer(simulation, one, one.new_zeros(0)).score(models, {GLOBAL})
-            own_model = {name: value[0] for name, value in models.get("personal", {}).items()}
-            kind, model = ("personal", own_model) if own_model else (GLOBAL, models.get(GLOBAL, {}))
+            for other in sorted(received.keys() - {LAST}, key=lambda kind: (kind != GLOBAL, kind)):
+                models[other] = _moved({name: value.unsqueeze(0) for name, value in received[other].items()}, device)
+            if simulation.part is not None:  # the server sends what is shared, and the rest of each model lies here
+                complete, local = simulation.part.complete, before[LOCAL_PART].to(device)
+                models |= {name: complete(rows, local) for name, rows in models.items() if name != "personal"}
+            scores = Scorer(simulation, one, one.new_zeros(0)).score(models)
+            kind = "personal" if models.get("personal") else GLOBAL
+            model = {name: value[0] for name, value in models.get(kind, {}).items()}
             self._keep(envelope.header, resident.config, simulation, kind, model, scores)
         except Exception as error:
             if self._ledger is None:

@@ -182,6 +182,7 @@ def make_simulation(
         members=population.roles.trainers.to(engine.device),
         keep="device" if scratch is None else "disk",
         scratch=scratch,
+        local=config.local_patterns,
     )
     engine.sizes["train"] = own
     return simulation

@@ -106,6 +106,7 @@ def _observed(config: ExperimentConfig, agreement: Agreement, rounds: int) -> li
         fresh=lambda client: fresh_row(config, agreement, client),
         members=everyone,
         keep="disk",  # a large model of each member's: nobody's memory has to hold them for the sake of their shapes
+        local=config.local_patterns,
     )
     simulation.exchange = watched = _Watched(simulation.exchange)
     algorithm = simulation.algorithm

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from coterie.errors import ConfigError, ModelError, UnknownName
 from coterie.models.streams import use_streams
 from coterie.rows import Layout
 from coterie.tasks import TASKS
+
+NORM = "norm"
+"""The pattern that stands for the parameters of all layers that normalise."""
+_NORMALISERS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _NormBase)
 
 PerSampleLoss = Callable[[Tensor, Tensor], Tensor]
 """From outputs ``[samples, outputs]`` and targets ``[samples]`` to a loss for each sample."""
@@ -121,3 +127,38 @@ class Problem:
         layout = Layout.of(module, {name: (name,) for name, _ in module.named_children()})
         start = layout.row_of(dict(module.named_parameters()))
         return cls(module, layout, loss, tuple(metrics) or (TASKS[task].metric,), start)
+
+    def matching(self, patterns: Iterable[str]) -> tuple[str, ...]:
+        """Name the parameters that patterns choose.
+
+        Parameters
+        ----------
+        patterns
+            Each is a parameter's name, or that of a module, which stands for all its parameters, with the wildcards
+            ``*``, ``?`` and ``[...]``; or the word ``norm`` for the parameters of all layers that normalise.
+
+        Returns
+        -------
+        tuple of str
+            Names of trainable parameters, in row order.
+
+        Raises
+        ------
+        ConfigError
+            If a pattern chooses none.
+        """
+        chosen: set[str] = set()
+        for pattern in patterns:
+            found = {name for name in self.layout.names if fnmatchcase(name, pattern)}
+            found |= {name for name in self.layout.names if fnmatchcase(name, f"{pattern}.*")}
+            if pattern == NORM:
+                found |= self._normalisers() & set(self.layout.names)
+            if not found:
+                known = ", ".join(self.layout.names[:8]) + (", ..." if len(self.layout.names) > 8 else "")
+                raise ConfigError(f"local has {pattern!r}, which matches no parameter of the model: it has {known}")
+            chosen |= found
+        return tuple(name for name in self.layout.names if name in chosen)
+
+    def _normalisers(self) -> set[str]:
+        layers = [(name, layer) for name, layer in self.module.named_modules() if isinstance(layer, _NORMALISERS)]
+        return {f"{name}.{own}" if name else own for name, layer in layers for own, _ in layer.named_parameters()}

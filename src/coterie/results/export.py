@@ -314,7 +314,11 @@ def _rows(parts: Assembly, client: int, kind: str, last: int) -> tuple[Rows | No
     """Give the parameters of one model, without a client axis, and the name under which it was measured."""
     simulation, roles = parts.simulation, parts.population.roles
     if kind == "global":
-        return simulation.algorithm.global_model(simulation.server), "global"
+        shared = simulation.algorithm.global_model(simulation.server)
+        if shared is None:
+            return None, kind
+        made, one = simulation.on_clients(shared, torch.tensor([client], device=parts.engine.device))
+        return (made if one else {name: value[0] for name, value in made.items()}), "global"
     if not simulation.algorithm.has_personal:
         return None, kind
     # With all clients of its block, as in the evaluation whose numbers these are.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -185,6 +185,25 @@ class Layout:
             else:
                 spans.append((begin, end))
         return Columns(tuple(spans))
+
+    def only(self, names: Iterable[str]) -> Layout:
+        """Give the layout of rows that hold some of the parameters and nothing else.
+
+        Parameters
+        ----------
+        names
+            Their names, in any order.
+
+        Returns
+        -------
+        Layout
+            Their layout, in row order; parts keep those of their parameters that are left.
+        """
+        wanted = set(names)
+        kept = [(name, shape) for name, shape in zip(self.names, self.shapes, strict=True) if name in wanted]
+        offsets = (0, *accumulate(math.prod(shape) for _, shape in kept))
+        parts = {part: tuple(name for name in mine if name in wanted) for part, mine in self.parts.items()}
+        return Layout(tuple(name for name, _ in kept), tuple(shape for _, shape in kept), offsets, parts)
 
 
 @dataclass(frozen=True)

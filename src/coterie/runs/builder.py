@@ -106,6 +106,7 @@ def assemble(
         protection=None
         if config.privacy is None
         else privacy.Protection(privacy.parse(config.privacy), config.seed, config.clients),
+        local=config.local_patterns,
         alter=None if config.attack is None else alteration(attacks.parse(config.attack), attackers, config.seed),
     )
     splits: tuple[Split, ...] = ("train", "validation", "test") if config.eval_train else ("validation", "test")

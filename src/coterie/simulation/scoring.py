@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -122,10 +122,12 @@ class Scorer:
             scores += self._joined([self._score("personal", rows, group) for group, (_, rows) in made])
         shared = algorithm.global_model(simulation.server)
         if shared is not None:
-            scores += self._score("global", shared, self._everyone, shared=True)
+            applied, one = simulation.on_clients(shared, self._everyone.clients)
+            scores += self._score("global", applied, self._everyone, shared=one)
         for name, rows in algorithm.other_models(simulation.server).items():
             mine = simulation.processes.rows_of_mine
-            some = ({key: mine(value, group.clients) for key, value in rows.items()} for group in self._blocks)
+            some = [{key: mine(value, group.clients) for key, value in rows.items()} for group in self._blocks]
+            some = [simulation.with_local(own, g.targets.clients) for own, g in zip(some, self._blocks, strict=True)]
             scores += self._joined([self._score(name, *both) for both in zip(some, self._blocks, strict=True)])
         if algorithm.has_hybrid and algorithm.has_personal and shared is not None:
             scores += self._hybrid(scores)
@@ -134,10 +136,10 @@ class Scorer:
             scores += self._score("newcomer", adapted, self._newcomers)
         return scores
 
-    def score(self, models: Mapping[str, Rows], shared: Collection[str]) -> list[Score]:
-        """Evaluate given models on the clients' own samples; those named ``shared`` are one model for all clients."""
+    def score(self, models: Mapping[str, Rows]) -> list[Score]:
+        """Evaluate given models, each with a row for each client, on the clients' own samples."""
         group = _Group(self.simulation, self.clients, self.splits)
-        scores = [each for name, rows in models.items() for each in self._score(name, rows, group, name in shared)]
+        scores = [each for name, rows in models.items() for each in self._score(name, rows, group)]
         if self.simulation.algorithm.has_hybrid and {"personal", "global"} <= models.keys():
             scores += self._hybrid(scores)
         return scores

@@ -17,8 +17,9 @@ from dataclasses import replace
 from torch import Tensor, ones_like
 
 from coterie.algorithms.base import Algorithm, Ask, Cohort, Info, Message, Replies, Start, State
+from coterie.algorithms.local_part import LOCAL_PART, LocalPart, partly_local
 from coterie.compute.engine import Call, Engine
-from coterie.rows import ClientMatrix, Rows, nbytes
+from coterie.rows import ClientMatrix, Rows, look_at_rows, nbytes
 from coterie.rows.placement import Keep
 from coterie.simulation.client_states import ClientStates
 from coterie.simulation.exchange import (
@@ -65,6 +66,9 @@ class Simulation:
         Clips replies and adds noise to them; then nobody tells its number of samples, and all count the same.
     alter
         What attackers do to replies.
+    local
+        Patterns of the parameters that stay with their client; see
+        :meth:`~coterie.models.problem.Problem.matching`.
 
     Attributes
     ----------
@@ -76,6 +80,8 @@ class Simulation:
         That round's number.
     traffic
         Bytes that crossed the wire so far.
+    part
+        What stays with the clients; ``None`` where everything is shared.
     """
 
     def __init__(
@@ -91,7 +97,12 @@ class Simulation:
         lost: Callable[[Tensor, Call], Tensor] | None = None,
         protection: Protection | None = None,
         alter: Alteration | None = None,
+        local: Sequence[str] = (),
     ) -> None:
+        self.part: LocalPart | None = None
+        if local:
+            algorithm = partly_local(algorithm, engine.problem.layout, engine.problem.matching(local))
+            self.part = algorithm.part
         self.algorithm, self.engine, self.processes = algorithm, engine, processes
         self.tasks, self.protection = algorithm.tasks(), protection
         row, sizes = engine.problem.start, self._told_sizes()
@@ -254,6 +265,24 @@ class Simulation:
             rows = self.personal(block, round_number, briefly=True)
             self.placement.prefetch()
             yield block, rows
+
+    def on_clients(self, models: Rows, clients: Tensor) -> tuple[Rows, bool]:
+        """Give a global model as it is applied on clients, and whether that is one model for all of them.
+
+        Where parameters stay with the clients, each has the global model with its own: a row for each client of this
+        process.
+        """
+        if self.part is None:
+            return models, True
+        mine = self.processes.mine(clients)
+        rows = {name: value.expand(len(mine), *value.shape) for name, value in models.items()}
+        return self.with_local(rows, mine), False
+
+    def with_local(self, models: Rows, mine: Tensor) -> Rows:
+        """Put to a row for each client of this process what stays with it."""
+        if self.part is None:
+            return models
+        return self.part.complete(models, look_at_rows(self.clients.rows[LOCAL_PART], mine))
 
     def blocks(self, clients: Tensor) -> tuple[Tensor, ...]:
         """Cut clients into blocks whose models fit on the device; one where the method needs all of them together."""
