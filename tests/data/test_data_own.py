@@ -224,3 +224,26 @@ def test_tables_that_are_not_tables(tmp_path: Path) -> None:
         (tmp_path / f"t.{ending}").write_bytes(b"")
         with pytest.raises(DataError, match=rf"t\.{ending} cannot be read"):
             data.load(f"table:{tmp_path / f't.{ending}'},label=y")
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "message"),
+    [
+        (np.ones((4, 3)), "", "must hold numbers of words"),
+        (np.full((4, 3), -1), "", "must hold numbers of words"),
+        (np.ones(4, dtype=int), "", "must hold numbers of words"),
+        (np.ones((4, 3), dtype=int), ",norm=own", "norm=own does not fit words=true"),
+    ],
+)
+def test_words_are_integers(x: np.ndarray, options: str, message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=x, y=[0, 1, 0, 1])
+    with pytest.raises(DataError, match=message):
+        data.load(f"npz:{tmp_path / 'a.npz'},words=true{options}")
+
+
+def test_words_stay_as_they_are(tmp_path: Path) -> None:
+    words = np.arange(12, dtype=np.int32).reshape(4, 3)
+    np.savez(tmp_path / "a.npz", x=words, y=[0, 1, 0, 1])
+    found = data.load(f"npz:{tmp_path / 'a.npz'},words=true").x
+    assert found.dtype == torch.int64
+    assert found.tolist() == words.tolist()
