@@ -85,7 +85,10 @@ def small(command: str) -> list[str]:
     assert program == "coterie", f"only coterie is run here, not {command!r}"
     if arguments[0] not in ("run", "compare"):
         return arguments
+    named = any(word.startswith("npz:") or ",client=" in word for word in arguments) and "--partition" not in arguments
     for option, most in SIZES.items():
+        if option == "--clients" and (named or "natural" in arguments):
+            continue  # as many as the data name
         if option in arguments:
             place = arguments.index(option) + 1
             arguments[place] = str(min(int(arguments[place]), most))

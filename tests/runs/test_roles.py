@@ -70,7 +70,7 @@ def test_too_few_or_too_many_held_out(hold_out: float) -> None:
 
 @pytest.mark.parametrize("scheme", partitions.SCHEMES)
 def test_every_partition_gives_the_clients_that_roles_are_drawn_from(scheme: str) -> None:
-    data = "digits" if scheme != "natural" else "synthetic:clients=8"
+    data = "digits" if scheme != "natural" else "synthetic:clients=6"
     config = from_mapping({"algorithm": "local", "data": data, "partition": scheme, "clients": 6})
     assert len(make_population(config).shares) == 6
 

@@ -208,7 +208,8 @@ class Source(Spec, ABC):
         Returns
         -------
         dict of str to int or None
-            Samples by name, in the order of the natural clients' numbers; ``None`` if the data name none.
+            Samples by name, in the order of the natural clients' numbers; ``None`` if the data name none or are not
+            there.
         """
         return None
 

@@ -59,7 +59,7 @@ class FolderSource(UserSource):
 
     def owners(self) -> dict[str, int] | None:
         """List the images, without reading any."""
-        if not self.client:
+        if not self.client or not self.path.expanduser().exists():
             return None
         counted = Counter(whose for part in self._listed() for _, whose, _ in part)
         return {name: counted[name] for name in sorted(counted)}

@@ -55,7 +55,7 @@ class NpzSource(UserSource):
     def owners(self) -> dict[str, int] | None:
         """Read the owners alone."""
         path = self.path.expanduser()
-        found = self._arrays(path, self.client).get("client")
+        found = self._arrays(path, self.client).get("client") if path.exists() else None
         return None if found is None else count_owners(*encode_owner(np.atleast_1d(found), str(path)))
 
     def _arrays(self, path: Path, *wanted: str) -> dict[str, npt.NDArray[Any]]:

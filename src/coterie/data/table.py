@@ -102,9 +102,9 @@ class TableSource(UserSource):
 
     def owners(self) -> dict[str, int] | None:
         """Read the client column alone."""
-        if not self.client:
-            return None
         path = self.path.expanduser()
+        if not self.client or not path.exists():
+            return None
         frame = self._read(path, self.client)
         if self.client not in frame.columns:
             raise DataError(f"the table {path} has no column {self.client!r}: it has {', '.join(frame.columns)}")
