@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from coterie.config import from_mapping
 from coterie.errors import ConfigError
 from coterie.results import Result, figures, gains
 from coterie.results.figures import Line, robust_range
+from coterie.results.figures.over_rounds import evaluated_alike
+from coterie.results.run_frames import timed
+from coterie.runs.storage import RunFolder
 from coterie.runs.storage.answers import write_answers
 from tests.results.report.folders import write_run
 
@@ -59,3 +64,34 @@ def test_fourteen_methods_look_different() -> None:
     assert len({style.colour for style in styles.values()}) == 14
     both = figures.styles([Line(f"m{number}", setting) for setting in ("a", "b") for number in range(14)])
     assert len({(style.colour, style.dash) for style in both.values()}) == 28
+
+
+def test_rounds_that_not_all_runs_evaluated_make_no_zigzag() -> None:
+    # Run 0 has rounds 1 to 4, run 1 only 2 and 4, and run 2 has come to round 2: 1 and 3 are not comparable.
+    rows = [(0, number) for number in (1, 2, 3, 4)] + [(1, 2), (1, 4), (2, 2)]
+    frame = pd.DataFrame(rows, columns=["run", "round"]).assign(model="personal", line="a", seed=1, value=0.5)
+    assert sorted(set(evaluated_alike(frame)["round"])) == [2, 4]
+
+
+def test_a_round_that_was_not_evaluated_took_no_seconds_for_it(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", from_mapping({"algorithm": "local", "rounds": 3}).plain()) as folder:
+        for number in (1, 2, 3):
+            if number != 2:
+                folder.metrics.append(number, "personal", "test", "accuracy", [0.5], [0])
+            folder.metrics.append_bytes(number, up=0, down=0)
+            folder.timings.append(number, training=0.5, evaluation=0.1)
+        folder.flush()
+    shown = timed(Result(tmp_path / "run")).set_index("round")["evaluation"]
+    assert shown.isna().tolist() == [False, True, False]
+
+
+def test_reliability_is_accuracy_within_bins_of_confidence() -> None:
+    # Bins of 1/15: 0.9 twice, once right, and 0.6 once, right.
+    answers = pd.DataFrame({"line": "a", "model": "personal", "answer": [0.9, -0.9, 0.6]})
+    chart = figures.reliability(answers, {"a": figures.Style()})
+    assert chart is not None
+    diagonal, series = chart.panels[0].series
+    np.testing.assert_allclose(diagonal.x, diagonal.y)
+    np.testing.assert_allclose(series.x, [0.6, 0.9])
+    np.testing.assert_allclose(series.y, [1.0, 0.5])
+    assert figures.reliability(answers[:0], {"a": figures.Style()}) is None
