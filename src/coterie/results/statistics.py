@@ -63,8 +63,8 @@ def over_seeds(results: Sequence[Result], model: str = "personal", at: At = "fin
 def wilcoxon(first: Result, second: Result, model: str = "personal", at: At = "best") -> PairedTest:
     """Compare two methods client by client with the two-sided Wilcoxon signed-rank test.
 
-    Runs whose clients do not hold the same samples, that were measured by different metrics, or that have no such number
-    are refused with a ``ConfigError``.
+    Runs whose clients do not hold the same samples, that were measured by different metrics, or that have no such
+    number are refused with a ``ConfigError``.
 
     Parameters
     ----------
