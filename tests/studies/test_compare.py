@@ -22,7 +22,10 @@ from coterie import api
 from coterie.cli.app import app
 from coterie.config import ExperimentConfig
 from coterie.errors import CoterieError, Interrupted, RunFolderError
-from coterie.results import Result
+from coterie.results import Result, client_scores
+from coterie.results.figures import Line
+from coterie.results.report import tables as report_tables
+from coterie.results.report.sources import read_runs
 from coterie.runs.experiment import Experiment
 from coterie.runs.storage.atomic_files import read_json
 from coterie.simulation.simulation import Simulation
@@ -180,13 +183,15 @@ class Found(Result):
             for client, value in enumerate(values)
         ]
         self.metrics = pd.DataFrame(rows, columns=["round", "client", "model", "split", "metric", "value"])
-        self.shares = pd.DataFrame({"client": range(len(test)), "role": "honest"})
+        self.shares = pd.DataFrame({"client": range(len(test)), "role": "honest", "test": 20})
         self._given = {
             "metric": "accuracy",
             "higher_is_better": True,
             "personal": {"final": {"mean": sum(test) / len(test)}},
             "global": None,
         }
+
+        self.answers = None
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -415,6 +420,50 @@ def test_people_see_titles_and_plans_keep_names(tmp_path: Path) -> None:
     found = standings(plan, {run.name: Found(run.config.plain(), [0.5, 0.6]) for run in plan.runs})
     assert [row.cells[0] for row in table(found).rows] == ["FedAvg-FT", "fedacs", "FedACS"]
     assert [row["method"] for row in csv.DictReader(io.StringIO(csv_text(found)))] == list(plan.methods)
+
+
+def test_clients_are_compared_with_those_that_train_alone() -> None:
+    plan = make_plan({**BOTH, "methods": ["fedavg_ft", "local", "fedacs"], "seeds": [1]})
+    # Of 20 samples each, the first client has 18 right in place of 2: even if as many as possible are answered
+    # differently, 18 are gained and 2 lost, p = 2 (1 + 20 + 190) / 2^20 = 0.0004, for two clients 0.0008 at most.
+    scores = {"local": [0.1, 0.6], "fedacs": [0.9, 0.5], "fedavg_ft": [0.1, 0.6]}
+    found = standings(plan, {run.name: Found(run.config.plain(), scores[run.method]) for run in plan.runs})
+    assert found.references == ["Local", "FedAvg-FT"]
+    gained = found.rows[2].gains["Local"]
+    assert (gained.helped, gained.harmed, gained.test) == (1, 0, "bound")
+    first = gained.clients.set_index("client").loc[0]
+    assert first["pvalue"] == pytest.approx(2 * (1 + 20 + 190) / 2**20, rel=1e-12)
+    assert first["adjusted"] == pytest.approx(2 * first["pvalue"], rel=1e-12) and gained.worst == pytest.approx(-0.1)
+    shown = table(found)
+    assert [column.header for column in shown.columns][2:5] == ["helped vs Local", "harmed vs Local", "worst vs Local"]
+    texts = [[cell if isinstance(cell, str) else cell.text for cell in row.cells] for row in shown.rows]
+    assert texts[2][2:5] == ["1", "0", "-0.1000"] and texts[1][2:5] == ["–"] * 3
+    assert any("as many samples as accuracies allow" in note for note in shown.notes)
+
+
+def test_a_report_shows_what_tuning_chose_and_nothing_else(tmp_path: Path) -> None:
+    plan = make_plan({**BOTH, "methods": ["fedavg", "local"], "seeds": [1], "tune": {"lr": [0.01, 0.1]}})
+    found = compare(plan, tmp_path / "all", progress=False)
+    read = read_runs([tmp_path / "all"])
+    assert read.runs.lines == [Line("FedAvg"), Line("Local")]  # values that were tuned tell no lines apart
+    chosen = [row.tuned["lr"] for row in found.rows]
+    assert [result.config["settings"]["lr"] for result in read.runs.results] == chosen
+    assert read.tuned == [f"lr={value}" for value in chosen] and not read.undecided
+    assert read.comparisons[0].table == table(found)
+    # Answers to single samples were recorded, and say what the accuracies say.
+    gained = found.rows[0].gains["Local"]
+    assert gained.test == "exact" and len(gained) > 1
+    run = read.runs.results[0]
+    answers, scores = run.answers, client_scores(run, "personal")
+    assert answers is not None
+    own = answers[answers["model"] == "personal"]
+    right = (own["answer"] > 0).groupby(own["client"].to_numpy()).mean()
+    assert right.loc[scores.index].tolist() == pytest.approx(scores.tolist(), rel=1e-12)
+    (tmp_path / "all/standings.json").unlink()  # as it is before the end
+    open_read = read_runs([tmp_path / "all"])
+    assert open_read.undecided and len(open_read.runs.results) == 4
+    assert any("every candidate is shown" in sentence for sentence in open_read.left_out)
+    assert "<b>" not in report_tables.summary(open_read).text and "<b>" in report_tables.summary(read).text
 
 
 def test_the_table_is_what_the_runs_say(whole: Path) -> None:

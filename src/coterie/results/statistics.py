@@ -63,6 +63,9 @@ def over_seeds(results: Sequence[Result], model: str = "personal", at: At = "fin
 def wilcoxon(first: Result, second: Result, model: str = "personal", at: At = "best") -> PairedTest:
     """Compare two methods client by client with the two-sided Wilcoxon signed-rank test.
 
+    Runs whose clients do not hold the same samples, that were measured by different metrics, or that have no such
+    number are refused with a ``ConfigError``.
+
     Parameters
     ----------
     first
@@ -78,12 +81,6 @@ def wilcoxon(first: Result, second: Result, model: str = "personal", at: At = "b
     -------
     PairedTest
         The outcome, over the clients that have a score in both and attack in neither.
-
-    Raises
-    ------
-    ConfigError
-        If their clients do not hold the same samples, they were measured by different metrics, or one has no such
-        number.
     """
     refuse_other_clients(first, second)
     scores = pd.concat([client_scores(first, model, at), client_scores(second, model, at)], axis=1, join="inner")

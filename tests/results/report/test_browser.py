@@ -204,6 +204,27 @@ def test_paper_shows_every_section_in_light_colours(page: Page) -> None:
     assert page.ground() == DARK
 
 
+def test_tables_are_sorted_by_the_column_that_is_chosen(page: Page) -> None:
+    def column(place: int) -> list[str]:
+        script = (
+            "return [...document.querySelectorAll('#costs tbody tr')].map(row => row.cells[arguments[0]].textContent)"
+        )
+        found: list[str] = page.run(script, place)
+        return found
+
+    before = column(0)
+    names, sent = (f"#costs thead th:nth-child({place})" for place in (1, 4))
+    page.run("document.querySelector(arguments[0]).click()", names)
+    assert column(0) == sorted(before) != before
+    page.run("document.querySelector(arguments[0]).click()", names)
+    assert column(0) == sorted(before, reverse=True)
+    assert page.run("return document.querySelector(arguments[0]).getAttribute('aria-sort')", names) == "descending"
+    page.run("document.querySelector(arguments[0]).click()", sent)  # of numbers the greatest comes first
+    assert page.run("return document.querySelector(arguments[0]).getAttribute('aria-sort')", sent) == "descending"
+    assert page.run("return document.querySelector(arguments[0]).getAttribute('aria-sort')", names) == "none"
+    assert page.complaints() == []
+
+
 def test_it_prints(page: Page) -> None:
     printed = page.browser.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})["data"]
     pages = len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed)))

@@ -121,6 +121,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "<title>A &lt;title&gt;</title>" in (tmp_path / "out/page.html").read_text(encoding="utf-8")
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     stems = {"curves-accuracy", "curves-loss", "clients-accuracy", "sorted-accuracy", "fairness-accuracy", "weights"}
+    stems |= {"gains-local", "who-gains-local"}
     stems |= {"shares-FedACS-seed-1", "shares-Local-seed-1", "bytes", "seconds"}
     assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
 
