@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from coterie.algorithms.base import Algorithm
 
 _FACTS = ("name", "title", "citation")
-_NO_METHODS = ("base", "batch", "body_and_head", "client", "local_training", "messages", "registry")  # what methods use
+# What methods use, in the same folder.
+_NO_METHODS = ("base", "batch", "body_and_head", "client", "contract", "local_training", "messages", "registry")
 _registered: dict[str, type[Algorithm]] = {}
 
 
