@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config import ExperimentConfig, from_mapping
-from coterie.errors import CoterieError, Interrupted
+from coterie.errors import ConfigError, CoterieError, Interrupted
 from coterie.results import Result
 from coterie.rows.distributed import first
 from coterie.runs import launch
@@ -90,6 +90,8 @@ def run_config(
     Result
         The run.
     """
+    _check_paths(out=out, data_dir=data_dir)
+    launch.refuse_shards_of_one(config.engine)
     processes = launch.processes_for(config.engine)
     with contextlib.ExitStack() as on_failure:
         path = processes.told(lambda: Path(out) if out is not None else _new_folder(config))
@@ -124,8 +126,11 @@ def resume(
     Returns
     -------
     Result
-        The run.
+        The run; one that is finished is given back as it is.
     """
+    _check_paths(path=path, data_dir=data_dir)
+    if Result(path).finished:
+        return Result(path)
     trackers = make_all(track) if first() else []
     return _finish(launch.resume(Path(path), _folder(data_dir)), progress, trackers)
 
@@ -143,7 +148,14 @@ def load(path: str | os.PathLike[str]) -> Result:
     Result
         The run, finished or not.
     """
+    _check_paths(path=path)
     return Result(path)
+
+
+def _check_paths(**paths: object) -> None:
+    for name, path in paths.items():
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise ConfigError(f"{name} is {path!r}, a {type(path).__name__}, but must be a path: a text or a Path")
 
 
 def _folder(path: str | os.PathLike[str] | None) -> Path | None:

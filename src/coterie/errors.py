@@ -115,14 +115,17 @@ class Diverged(CoterieError):
         The round in which it was seen, counted from 1.
     clients
         The clients whose models are not finite; none if it is the server's own state.
+    what
+        What of theirs it is.
     """
 
-    def __init__(self, round_number: int, clients: Iterable[int]) -> None:
+    def __init__(self, round_number: int, clients: Iterable[int], what: str = "model") -> None:
         self.round_number, self.clients = round_number, sorted(clients)
         shown = ", ".join(map(str, self.clients[:10])) + (" …" if len(self.clients) > 10 else "")
-        whose = {0: "the server's state is", 1: f"the model of client {shown} is"}.get(
-            len(self.clients), f"the models of {len(self.clients)} clients are"
-        )
+        many = f"the models of {len(self.clients)} clients are"
+        if what != "model":
+            many = f"the {what} of {len(self.clients)} clients is"
+        whose = {0: "the server's state is", 1: f"the {what} of client {shown} is"}.get(len(self.clients), many)
         which = f" ({shown})" if len(self.clients) > 1 else ""
         super().__init__(
             f"round {round_number}: {whose} no longer finite{which}; try a smaller --lr; everything recorded so far is "

@@ -216,7 +216,8 @@ def test_a_folder_that_exists(coterie: Coterie) -> None:
     assert coterie("run", "local", *OPTIONS, *FAST, "--out", "mine", "-q").code == 0
     said = coterie("run", "local", *OPTIONS, *FAST, "--out", "mine")
     assert said == (2, "", "error: mine holds a run already: choose another --out, or `coterie resume mine`\n")
-    assert coterie("resume", "mine") == (2, "", "error: mine is finished: there is nothing to resume\n")
+    again = coterie("resume", "mine", "-q")
+    assert again == (0, "", "mine is finished: there is nothing to resume\nrun: mine\n")
 
 
 def interrupt_at(round_number: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGINT) -> None:

@@ -242,7 +242,7 @@ def test_data_that_are_gone_are_one_sentence(project: Path, tmp_path: Path, monk
     with pytest.raises(DataError) as caught:
         launch.resume(moved)
     message = str(caught.value)
-    assert message.startswith("data 'import:own_things.loading:samples' failed (FileNotFoundError: ")
+    assert message.startswith("data 'import:own_things.loading:samples' failed: FileNotFoundError: ")
     assert str(numbers) in message and "\n" not in message
     numbers.write_text(text)
     finish(launch.resume(moved))

@@ -88,6 +88,15 @@ class Algorithm(BaseModel, abc.ABC):
     has_hybrid: ClassVar[bool] = False
     """Whether the method chooses, for each client, between its personal and the global model."""
 
+    def check_clients(self, count: int) -> None:
+        """Refuse a number of clients with which the parameters make no sense, with a ``ConfigError``; by default none.
+
+        Parameters
+        ----------
+        count
+            How many clients take part in training.
+        """
+
     @abc.abstractmethod
     def init(self, start: Start) -> tuple[State, Rows]:
         """Make the state before the first round.

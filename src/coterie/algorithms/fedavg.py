@@ -26,6 +26,7 @@ from torch import Tensor
 from coterie.algorithms.base import Ask, Cohort, Info, Message, Round, State
 from coterie.algorithms.local_training import GlobalTraining
 from coterie.algorithms.server_math.robust import aggregate, mean, tolerated
+from coterie.errors import ConfigError
 
 _WITHOUT_F = ("mean", "median")
 
@@ -47,6 +48,15 @@ class FedAvg(GlobalTraining):
         if self.byzantine and self.aggregator in _WITHOUT_F:
             raise ValueError(f"byzantine={self.byzantine} has no effect with aggregator={self.aggregator}")
         return self
+
+    def check_clients(self, count: int) -> None:
+        """Refuse an assumption that no round could meet."""
+        most = tolerated(self.aggregator, count)
+        if self.byzantine > most:
+            raise ConfigError(
+                f"byzantine is {self.byzantine}, but {self.aggregator} of {count} clients withstands at most {most} "
+                "malicious ones: assume fewer, or use more clients"
+            )
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Broadcast, train, average."""

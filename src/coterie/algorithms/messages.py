@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.batch import Net
+from coterie.errors import AlgorithmError
 from coterie.rows import Layout, Rows, nbytes, repeat_row
 
 
@@ -83,6 +84,9 @@ class Replies:
     rows: Rows
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self.rows:
+            have = ", ".join(map(repr, self.rows)) or "none"
+            raise AlgorithmError(f"there is no {name!r} among the replies' tensors, which are {have}")
         return self.rows[name]
 
     def __len__(self) -> int:

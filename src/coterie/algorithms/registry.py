@@ -22,16 +22,11 @@ if TYPE_CHECKING:
     from coterie.algorithms.base import Algorithm
 
 _FACTS = ("name", "title", "citation")
+# What methods use, in the same folder.
 _NO_METHODS = (
-    "base",
-    "batch",
-    "body_and_head",
-    "client",
-    "local_part",
-    "local_training",
-    "messages",
+    *("base", "batch", "body_and_head", "client", "contract", "local_part", "local_training", "messages"),
     "registry",
-)  # what methods use
+)
 _registered: dict[str, type[Algorithm]] = {}
 
 

@@ -38,6 +38,12 @@ def main() -> None:
     except KeyboardInterrupt:
         _say(Interrupted(None))
         sys.exit(130)
+    except OSError as error:  # a full disk or a folder without permission, wherever it was met
+        if not error.strerror:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"error: {where}{error.strerror}")
+        sys.exit(2)
 
 
 def _run() -> int:

@@ -61,6 +61,8 @@ def resume(
     """Go on with a run that was stopped or killed; it ends exactly as if it had never been stopped."""
     from coterie import api
 
+    if api.load(path).finished:
+        err.print(f"{path} is finished: there is nothing to resume", markup=False, highlight=False)
     _show(api.resume(path, data_dir=data_dir, progress=not quiet, track=track or ()), quiet)
 
 

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from coterie import randomness, user_code
 from coterie.algorithms.base import Batch, Fold, Minibatches, Net, Task
+from coterie.algorithms.contract import check_rows, checked_step
 from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute._prediction import BatchedPrediction
 from coterie.compute.autotune import Times, convolution_times
 from coterie.compute.cuda_graphs import GraphCache, RecordedFold
-from coterie.compute.engine import Call, Engine, Predict, join, pick, take
+from coterie.compute.engine import Call, Engine, Predict, finished, join, pick, take
 from coterie.compute.nets.layers import Convolution
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees
 from coterie.compute.nets.stacked import Kernel, StackedNet, make_net
@@ -204,6 +205,7 @@ class BatchedEngine(Engine):
     ) -> tuple[Rows, Rows]:
         context = self.client_context(clients, call, host)
         work = task.start(context, state, message)
+        check_rows("what start gives", work, len(clients))
         for number, fold in enumerate(task.folds()):
             # A recorded or compiled step takes one width of batches. Padded tables have few widths, so that a cohort
             # with another largest client finds a recording that was made before.
@@ -216,7 +218,8 @@ class BatchedEngine(Engine):
             work = self._fold(task, fold, number, schedule, work, clients, dropout)
             if fold.then is not None:
                 work = fold.then(context, work)
-        return task.finish(context, work)
+                check_rows("what then gives", work, len(clients))
+        return finished(task, context, work)
 
     def _fold(
         self,
@@ -239,6 +242,7 @@ class BatchedEngine(Engine):
         # Memory for every batch of the fold: taken anew, it would cost page faults at every step.
         memory = [x.new_empty(rows * width, *x.shape[1:]) for _ in range(draws)]
         done: list[Rows] = []
+        step = checked_step(fold.step)
         for begin, end, active in schedule.segments():
             rows = len(next(iter(work.values())))
             if active < rows:
@@ -246,7 +250,7 @@ class BatchedEngine(Engine):
                 work = take(work, slice(0, active))  # longest rows first, so that those that are done are the last ones
             for at in range(begin, end):
                 batches = list(self._batches(schedule, at, active, clients, dropout, memory))
-                work = fold.step(work, *batches)
+                work = step(work, *batches)
         work = join([work, *reversed(done)])
         return work if schedule.order is None else take(work, torch.argsort(schedule.order))
 
@@ -276,7 +280,7 @@ class BatchedEngine(Engine):
         if recorded is None or recorded.capacity < steps:
             step = torch.compile(fold.step, dynamic=False) if self.compile_steps else fold.step
             capacity = 1 << (steps - 1).bit_length() if steps else 0  # so that a slightly longer round has room too
-            recorded = RecordedFold(self._net, self.problem.loss, self.samples, capacity, step)
+            recorded = RecordedFold(self._net, self.problem.loss, self.samples, capacity, checked_step(step))
         self._recorded[key] = recorded  # even if it was there: what was used last is dropped last
         return recorded
 

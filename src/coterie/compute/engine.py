@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from coterie import randomness
 from coterie.algorithms.base import ClientContext, Minibatches, Net, Task
+from coterie.algorithms.contract import check_pair, check_rows
 from coterie.compute.samples import Samples, Split
 from coterie.models.problem import Problem
 from coterie.rows import Rows
@@ -71,6 +73,14 @@ class Engine(abc.ABC):
         """The device that computes."""
         return self.samples.y.device
 
+    @functools.cached_property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of what the model gives for one sample."""
+        index = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        with torch.no_grad():
+            sample = self.samples.gather(index, index[0])[0]
+            return tuple(self.problem.module(sample[0]).shape[1:])
+
     @property
     def choices(self) -> dict[str, Any]:
         """What decides the last bits of a result: kernels, chunks, threads."""
@@ -128,6 +138,15 @@ class Engine(abc.ABC):
         low, high = over.epochs
         drawn = randomness.uniform(self.key("epochs", clients, call, fold), 1).squeeze(-1)
         return low + (drawn * (high - low + 1)).long()
+
+
+def finished(task: Task, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+    """End a task, and see that what it gives are rows of its clients."""
+    both = task.finish(context, work)
+    check_pair("finish", both, "what changes in the state and the reply")
+    for what, rows in zip(("the state that finish changes", "the reply that finish gives"), both, strict=True):
+        check_rows(what, rows, len(context.clients))
+    return both
 
 
 def take(rows: Rows, index: Tensor | slice) -> Rows:

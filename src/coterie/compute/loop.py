@@ -9,7 +9,8 @@ from torch import Tensor
 
 from coterie import randomness
 from coterie.algorithms.base import Batch, ClientContext, Fold, Minibatches, Net, Task
-from coterie.compute.engine import Call, Engine, Predict, join, take
+from coterie.algorithms.contract import check_rows, checked_step
+from coterie.compute.engine import Call, Engine, Predict, finished, join, take
 from coterie.compute.nets.row_net import ModuleNet
 from coterie.compute.samples import Samples, Split
 from coterie.models.problem import Problem
@@ -47,12 +48,15 @@ class LoopEngine(Engine):
             one = slice(row, row + 1)
             context = self.client_context(clients[one], call)
             work = task.start(context, take(state, one), take(message, one))
+            check_rows("what start gives", work, 1)
             for number, fold in enumerate(task.folds()):
+                step = checked_step(fold.step)
                 for batches in self._batches(fold, context, call, number):
-                    work = fold.step(work, *batches)
+                    work = step(work, *batches)
                 if fold.then is not None:
                     work = fold.then(context, work)
-            change, reply = task.finish(context, work)
+                    check_rows("what then gives", work, 1)
+            change, reply = finished(task, context, work)
             changes.append(change)
             replies.append(reply)
         return join(changes), join(replies)

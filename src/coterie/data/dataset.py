@@ -128,6 +128,28 @@ class Dataset:
                 f"for {len(self.classes)} classes"
             )
 
+        for what, values in (("inputs", self.x), ("labels", self.y)):
+            if values.is_floating_point():
+                self._refuse_infinite(what, values)
+
+    def _refuse_infinite(self, what: str, values: Tensor) -> None:
+        # A piece at a time: a mask of all images at once would be a quarter of them. A sum is finite only if all its
+        # terms are, but for overflow, which the exact test then clears.
+        size = max(1, 2**22 // max(1, values[0].numel()))
+        for begin in range(0, len(values), size):
+            piece = values[begin : begin + size]
+            if bool(piece.sum().isfinite()):
+                continue
+            bad = (~piece.isfinite()).nonzero()
+            if len(bad):
+                first, *inside = bad[0].tolist()
+                column = self.features[inside[0]] if what == "inputs" and len(inside) == 1 and self.features else None
+                at = f", column {column!r}" if column else f", at {tuple(inside)}" if inside else ""
+                raise DataError(
+                    f"data set {self.name!r}: {what} must be finite numbers, but there is "
+                    f"{piece[tuple(bad[0])].item()} in sample {begin + first}{at}"
+                )
+
     def __len__(self) -> int:
         return len(self.x)
 

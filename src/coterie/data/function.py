@@ -60,7 +60,7 @@ class FunctionSource(Source):
         except CoterieError:
             raise
         except Exception as error:
-            raise DataError(f"{shown} failed ({user_code.explain(error)})") from error
+            raise DataError(f"{shown} failed: {user_code.explain(error)}{user_code.place(error)}") from error
         if not isinstance(found, Dataset):
             raise DataError(f"{shown} gave a {type(found).__name__}, not a coterie.data.Dataset")
         return found

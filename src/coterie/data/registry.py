@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.errors import UnknownName
+from coterie.errors import DataError, UnknownName
 from coterie.lazy import Registry
 from coterie.options import resolve
 
@@ -95,12 +95,22 @@ def load(name: str, *, data_dir: Path | None = None, seed: int = 0, **options: A
     Dataset
         The samples, held once.
 
+    Raises
+    ------
+    DataError
+        If the operating system refuses to read them.
+
     Examples
     --------
     >>> load("digits").input_shape
     (1, 8, 8)
     """
-    return resolve("data set", name, SOURCES, options).load(data_folder(data_dir), seed)
+    source = resolve("data set", name, SOURCES, options)
+    try:
+        return source.load(data_folder(data_dir), seed)
+    except OSError as error:
+        where = error.filename or f"data {name!r}"
+        raise DataError(f"{where} cannot be read ({error.strerror or error})") from error
 
 
 def fetch(name: str, data_dir: Path | None = None, progress: bool = True) -> Path:

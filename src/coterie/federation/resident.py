@@ -183,7 +183,7 @@ class Residents:
         simulation.clients, simulation.server = ClientStates({}), {}
         simulation.placement = Placement("device", simulation.engine.device)
         simulation.exchange = LocalExchange(
-            simulation.engine, simulation.tasks, simulation.clients, simulation.placement
+            simulation.algorithm.title, simulation.engine, simulation.tasks, simulation.clients, simulation.placement
         )
         return Resident(own, simulation, begin, seen, self._agreement)
 

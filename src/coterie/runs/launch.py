@@ -6,9 +6,11 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError, RunFolderError
-from coterie.rows.distributed import Ranks, launched
+from coterie.rows.distributed import Ranks, launched, started_together
 from coterie.runs.builder import Assembly, assemble
 from coterie.runs.experiment import Experiment, enough_memory, threads
 from coterie.runs.own_code import own_code, stored_config
@@ -31,6 +33,15 @@ def processes_for(engine: str) -> OneProcess:
     return ONE_PROCESS
 
 
+def refuse_shards_of_one(engine: str) -> None:
+    """Refuse to begin a sharded run where nothing started processes to share it; one that exists may go on alone."""
+    if engine == "sharded" and not started_together():
+        raise ConfigError(
+            "engine is 'sharded', but torchrun did not start this process, so there is nobody to share with: use "
+            "`torchrun --nproc-per-node N -m coterie run ...`, or --engine batched"
+        )
+
+
 def begin(
     config: ExperimentConfig, path: Path, data_dir: Path | None = None, processes: OneProcess | None = None
 ) -> Experiment:
@@ -51,11 +62,21 @@ def begin(
     -------
     Experiment
         The experiment, before its first round.
+
+    Raises
+    ------
+    ConfigError
+        If the device does not have what the configuration asks of it.
     """
     processes = processes or processes_for(config.engine)
     processes.together(lambda: _refuse_taken(path) if processes.leads else None)
     device = processes.told(lambda: processes.common_device(config.device, config.torch_device))
     config = config.model_copy(update={"device": device})
+    if config.precision != "float32" and torch.device(device).type == "cpu":
+        raise ConfigError(
+            f"precision is {config.precision!r}, but the device is the CPU, which multiplies in {config.dtype}: use "
+            "--device cuda, or --precision float32"
+        )
     with enough_memory(), threads(config.threads), contextlib.ExitStack() as on_failure:
         parts = assemble(config, data_dir, None, path, processes)
         plain = config.plain()
@@ -110,7 +131,11 @@ def resume(path: Path, data_dir: Path | None = None) -> Experiment:
 
 
 def _refuse_taken(path: Path) -> None:
-    if (path / "config.yaml").exists():  # before the data are loaded; the folder itself looks again, and more closely
+    try:
+        taken = (path / "config.yaml").exists()  # before the data are loaded; the folder itself looks more closely
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be written ({error.strerror or error})") from error
+    if taken:
         raise RunFolderError(f"{path} holds a run already: choose another --out, or `coterie resume {path}`")
 
 

@@ -16,6 +16,7 @@ from coterie.algorithms import registry
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.data.partitions import Shares, share_out
+from coterie.data.partitions.assignment import refuse_too_many
 from coterie.data.statistics import prepared
 from coterie.errors import ConfigError
 from coterie.simulation import attacks
@@ -116,8 +117,9 @@ def roles(config: ExperimentConfig) -> Roles:
 
 def make_population(config: ExperimentConfig, data_dir: Path | None = None) -> Population:
     """Load the data and deal it out."""
-    drawn = roles(config)
     dataset = data.load(config.data, data_dir=data_dir, seed=config.seed)
+    refuse_too_many(dataset, config.clients)  # before anything is drawn for each of them
+    drawn = roles(config)
     shares = share_out(
         dataset,
         config.partition,

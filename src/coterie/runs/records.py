@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Info, Weights
 from coterie.config import ExperimentConfig
-from coterie.errors import AlgorithmError
+from coterie.errors import AlgorithmError, CoterieWarning
 from coterie.evaluation import summarise_matrix
 from coterie.runs.builder import Assembly
 from coterie.runs.storage import EVERYONE, RunFolder
@@ -25,6 +26,7 @@ class Recorder:
         self.folder = folder
         self._config, self._title = config, parts.simulation.algorithm.title
         self._sizes, self._primary = parts.engine.sizes, parts.scorer.primary
+        self._warned: set[str] = set()  # metrics
         self._honest = torch.tensor(parts.population.roles.honest, device=parts.engine.device)
 
     def scores(self, round_number: int, scores: list[Score]) -> None:
@@ -32,6 +34,7 @@ class Recorder:
             # A metric that a client does not have (no samples, one class) is left out; a loss that is NaN is not.
             has = self._sizes[score.split][score.clients] > 0
             keep = has if score.metric == "loss" else has & ~score.values.isnan()
+            self._warn_of_fewer(score, int(has.sum()), int(keep.sum()))
             self.folder.metrics.append(
                 round_number,
                 score.model,
@@ -51,6 +54,16 @@ class Recorder:
                 found[score.model] = (owner.int().cpu().numpy(), score.answers.cpu().numpy())
         if found:
             write_answers(self.folder.path, round_number, found)
+
+    def _warn_of_fewer(self, score: Score, count: int, defined: int) -> None:
+        if score.split == "test" and defined < count and score.metric not in self._warned:
+            self._warned.add(score.metric)
+            warnings.warn(
+                f"{score.metric} is not defined for {count - defined} of {count} clients, whose test samples are too "
+                f"much alike (of one class, for instance): its means are over the other {defined}",
+                CoterieWarning,
+                stacklevel=2,
+            )
 
     def number(self, round_number: int, name: str, value: float) -> None:
         """Record a number of the whole federation."""

@@ -338,6 +338,8 @@ def parse(text: str) -> Attack:
         raise UnknownName("attack", kind, ATTACKS)
     attack = ATTACKS[kind]
     fraction, *pairs = rest.split(",")
+    if not fraction.strip():
+        raise ConfigError(f"attack {text!r} does not say which fraction of the clients attacks: write {kind}:0.2")
     settings = {"fraction": fraction.strip()}
     for pair in pairs:
         key, equals, value = (part.strip() for part in pair.partition("="))

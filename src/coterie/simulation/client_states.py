@@ -77,6 +77,9 @@ class ClientStates:
         for name, value in changes.items():
             if name not in self.rows or value.shape[1:] != self.rows[name].shape[1:]:
                 have = {key: tuple(rows.shape[1:]) for key, rows in self.rows.items()}
-                raise AlgorithmError(f"a task changed {name!r} of shape {tuple(value.shape[1:])}: state has {have}")
+                raise AlgorithmError(
+                    f"finish changes {name!r} of shape {tuple(value.shape[1:])} for each client, but the clients' "
+                    f"state has {', '.join(f'{key!r} of shape {shape}' for key, shape in have.items()) or 'no tensors'}"
+                )
             new[name] = put_rows(self.rows[name], clients, value)
         self.rows = new

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Message, Replies, State, Task
+from coterie.algorithms.contract import calling, check_rows, check_tensors
 from coterie.compute.engine import Call, Engine
 from coterie.errors import AlgorithmError, Diverged
 from coterie.rows import ClientMatrix, Rows
@@ -66,9 +67,10 @@ class Request:
         clients = cohort.clients if ask.clients is None else ask.clients
         if ask.task not in tasks:
             raise AlgorithmError(f"the method asked for the task {ask.task!r}, but has {', '.join(tasks)}")
-        for name, value in ask.message.each.items():
-            if len(value) != len(clients):
-                raise AlgorithmError(f"the message {name!r} has {len(value)} rows for {len(clients)} clients")
+        if not isinstance(ask.message, Message):
+            raise AlgorithmError(f"it must be sent a Message, but is sent a {type(ask.message).__name__}")
+        check_tensors("what the message shares", ask.message.shared)
+        check_rows("the message", ask.message.each, len(clients))
         return cls(ask.task, clients, ask.message, call)
 
     @property
@@ -96,18 +98,27 @@ class Exchange(Protocol):
 class LocalExchange:
     """Runs the client's half in this process, and keeps what it changes in the clients' states."""
 
-    def __init__(self, engine: Engine, tasks: Mapping[str, Task], clients: ClientStates, placement: Placement) -> None:
-        self.engine, self.tasks, self.clients, self.placement = engine, tasks, clients, placement
+    def __init__(
+        self,
+        title: str,
+        engine: Engine,
+        tasks: Mapping[str, Task],
+        clients: ClientStates,
+        placement: Placement,
+    ) -> None:
+        self.title, self.engine, self.tasks = title, engine, tasks
+        self.clients, self.placement = clients, placement
 
     def deliver(self, request: Request) -> Replies:
         clients, call = request.clients, request.call
         state = self.clients.gather(clients)
         if call.purpose == "round":
             self.placement.prefetch(in_round=True)  # the next cohort's rows come while this one computes
-        with torch.no_grad():
-            changes, reply = self.engine.run(self.tasks[request.task], clients, state, request.rows, call)
-        refuse_infinite(clients, changes | {f"reply {name}": value for name, value in reply.items()}, call)
-        self.clients.scatter(clients, changes)
+        with calling(f"{self.title}, task {request.task!r}"):
+            with torch.no_grad():
+                changes, reply = self.engine.run(self.tasks[request.task], clients, state, request.rows, call)
+            refuse_infinite(clients, changes | {f"reply {name}": value for name, value in reply.items()}, call)
+            self.clients.scatter(clients, changes)
         return Replies(clients, reply)
 
 
@@ -165,15 +176,21 @@ def alteration(attack: Attack, attackers: Tensor, seed: int) -> Alteration | Non
     return alter
 
 
-def play(script: Generator[Ask, Replies, Result], deliver: Callable[[Ask], Replies]) -> Result:
-    """Drive a generator of asks to its end, and give what it returns."""
-    try:
-        ask = next(script)
-        while True:
-            ask = script.send(deliver(ask))
-    except StopIteration as end:
-        result: Result = end.value
-        return result
+def play(script: Generator[Ask, Replies, Result], deliver: Callable[[Ask], Replies], whose: str) -> Result:
+    """Drive a generator of asks to its end, and give what it returns; ``whose`` names it where it fails."""
+    replies: Replies | None = None
+    while True:
+        with calling(whose):
+            if not isinstance(script, Generator):
+                raise AlgorithmError(f"it must yield an Ask, but is no generator: it gives a {type(script).__name__}")
+            try:
+                ask = next(script) if replies is None else script.send(replies)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            if not isinstance(ask, Ask):
+                raise AlgorithmError(f"it must yield an Ask, but yields a {type(ask).__name__}")
+        replies = deliver(ask)
 
 
 @dataclass

@@ -9,7 +9,9 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from coterie.algorithms.contract import calling, check_tensors, checked_predict
 from coterie.compute.samples import Split
+from coterie.errors import AlgorithmError, Diverged
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_oracle, hybrid_validation
 from coterie.rows import Rows
@@ -120,7 +122,10 @@ class Scorer:
         if algorithm.has_personal:
             made = zip(self._blocks, simulation.personal_blocks(blocks, round_number), strict=True)
             scores += self._joined([self._score("personal", rows, group) for group, (_, rows) in made])
-        shared = algorithm.global_model(simulation.server)
+        with calling(f"{algorithm.title}, global_model"):
+            shared = algorithm.global_model(simulation.server)
+            if shared is not None:
+                check_tensors("what it gives", shared)
         if shared is not None:
             applied, one = simulation.on_clients(shared, self._everyone.clients)
             scores += self._score("global", applied, self._everyone, shared=one)
@@ -134,7 +139,17 @@ class Scorer:
         if len(self._newcomers.clients) and algorithm.has_personal:
             adapted = simulation.adapt(self._newcomers.clients, round_number, self.adapt_rounds)
             scores += self._score("newcomer", adapted, self._newcomers)
+        self._refuse_nan(round_number, scores)
         return scores
+
+    def _refuse_nan(self, round_number: int, scores: list[Score]) -> None:
+        """Raise :class:`~coterie.errors.Diverged` with clients whose loss on samples that they have is NaN."""
+        losses = [score for score in scores if score.metric == "loss" and bool(score.values.isnan().any())]
+        for score in losses:
+            bad = score.values.isnan() & (self.simulation.engine.sizes[score.split][score.clients] > 0)
+            if bool(bad.any()):
+                what = f"{score.split} loss of the {score.model} model"
+                raise Diverged(round_number, score.clients[bad].tolist(), what)
 
     def score(self, models: Mapping[str, Rows]) -> list[Score]:
         """Evaluate given models, each with a row for each client, on the clients' own samples."""
@@ -149,7 +164,7 @@ class Scorer:
         if not targets.splits:
             return []
         names = ("loss", *self.simulation.engine.problem.metrics)
-        found, answers = processes.together(partial(self._values, rows, targets, shared))
+        found, answers = processes.together(partial(self._values, model, rows, targets, shared))
         values = iter(processes.gathered(found, group.clients))
         given = {("test", "loss"): answers}
         return [
@@ -158,16 +173,22 @@ class Scorer:
             for name in names
         ]
 
-    def _values(self, rows: Rows, targets: _Targets, shared: bool) -> tuple[Tensor, Tensor | None]:
+    def _values(self, model: str, rows: Rows, targets: _Targets, shared: bool) -> tuple[Tensor, Tensor | None]:
         """Give the loss and every metric of each split ``[values, clients]`` for the clients here, and the answers."""
         engine = self.simulation.engine
-        metrics, predict = engine.problem.metrics, self.simulation.algorithm.predict
+        metrics, predict = engine.problem.metrics, checked_predict(self.simulation.algorithm.predict)
         shape = (len(targets.splits), 1 + len(metrics), len(targets.clients))
         out = torch.full(shape, torch.nan, dtype=torch.float64, device=engine.device)
         answers = None
         if targets.here:
             # All splits at once, as if a client's samples of one were another client's.
-            outputs = torch.cat(engine.predict_all(predict, rows, targets.clients, targets.here, shared))
+            with calling(f"{self.simulation.algorithm.title}, predict of the {model} model"):
+                outputs = torch.cat(engine.predict_all(predict, rows, targets.clients, targets.here, shared))
+                if outputs.shape != (wanted := (len(targets.values), *engine.output_shape)):
+                    raise AlgorithmError(
+                        f"it must give outputs of shape {tuple(wanted)} for these samples, but gives "
+                        f"{tuple(outputs.shape)}"
+                    )
             losses = engine.problem.loss(outputs, targets.values).double()
             values = [metric_table.segment_mean(losses, targets.offsets)]
             values += [

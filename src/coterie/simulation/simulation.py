@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, ones_like
 
-from coterie.algorithms.base import Algorithm, Ask, Cohort, Info, Message, Replies, Start, State
+from coterie.algorithms.base import Algorithm, Ask, Cohort, Info, Message, Replies, Start, State, Weights
+from coterie.algorithms.contract import calling, check_pair, check_rows, check_same, check_tensors
 from coterie.algorithms.local_part import LOCAL_PART, LocalPart, partly_local
 from coterie.compute.engine import Call, Engine
+from coterie.errors import AlgorithmError
 from coterie.rows import ClientMatrix, Rows, look_at_rows, nbytes
 from coterie.rows.placement import Keep
 from coterie.simulation.client_states import ClientStates
@@ -104,15 +107,20 @@ class Simulation:
             algorithm = partly_local(algorithm, engine.problem.layout, engine.problem.matching(local))
             self.part = algorithm.part
         self.algorithm, self.engine, self.processes = algorithm, engine, processes
-        self.tasks, self.protection = algorithm.tasks(), protection
+        self.protection = protection
+        with calling(f"{algorithm.title}, tasks"):
+            self.tasks = algorithm.tasks()
         row, sizes = engine.problem.start, self._told_sizes()
+        algorithm.check_clients(len(sizes) if members is None else len(members))
         shape = tuple(engine.samples.x.shape[1:])
         own = fresh or (lambda client: row.clone())
         start = Start(row, len(sizes), engine.net, sizes, engine.seed, own, shape, members)
         self.placement = processes.placement(keep, row.device, scratch)
-        self.server, rows = self.placement.place(*algorithm.init(start), len(sizes))
+        self.server, rows = self.placement.place(*_initial(algorithm, start), len(sizes))
         self.clients = ClientStates(rows)
-        self.exchange: Exchange = processes.connect(LocalExchange(engine, self.tasks, self.clients, self.placement))
+        self.exchange: Exchange = processes.connect(
+            LocalExchange(algorithm.title, engine, self.tasks, self.clients, self.placement)
+        )
         if lost is not None:
             self.exchange = LossyExchange(self.exchange, lost)
         if protection is not None:
@@ -156,7 +164,7 @@ class Simulation:
         with self._attempt():
             before = self.clients.rows
             try:
-                server, info = play(self.algorithm.round(self.server, cohort), self._asks(cohort, "round"))
+                server, info = self._played(cohort, "round")
             except NoReplies:
                 self.clients.rows = before
                 server, info = self.server, {}
@@ -220,7 +228,8 @@ class Simulation:
 
         def deliver(ask: Ask) -> Replies:
             nonlocal number
-            request = Request.of(ask, cohort, Call(cohort.round, purpose, number), self.tasks)
+            with calling(f"{self.algorithm.title}, task {ask.task!r}"):
+                request = Request.of(ask, cohort, Call(cohort.round, purpose, number), self.tasks)
             number += 1
             self.traffic.down += request.message.bytes_each * len(request.clients)
             replies = self.exchange.deliver(request)
@@ -312,11 +321,32 @@ class Simulation:
         with self._trial():
             for extra in range(rounds):
                 cohort = self.cohort(clients, round_number + 1 + extra)
-                self.server, _ = play(self.algorithm.round(self.server, cohort), self._asks(cohort, "adapt"))
+                self.server, _ = self._played(cohort, "adapt")
             return self._personal(clients, round_number, "adapt personalise")
 
+    def _script(self, half: str, cohort: Cohort) -> Generator[Ask, Replies, Any]:
+        with calling(f"{self.algorithm.title}, {half}"):
+            script: Generator[Ask, Replies, Any] = getattr(self.algorithm, half)(self.server, cohort)
+            return script
+
+    def _played(self, cohort: Cohort, purpose: str) -> tuple[State, Info]:
+        """Play the server's half of a round, and see that the next one can go on with what it returns."""
+        whose = f"{self.algorithm.title}, round"
+        both: tuple[State, Info] = play(self._script("round", cohort), self._asks(cohort, purpose), whose)
+        with calling(whose):
+            check_pair("it", both, "the server's state and what to record")
+            check_same("the server's state", both[0], self.server)
+            check_tensors("what to record", both[1], (Tensor, Weights))
+        return both
+
     def _last_message(self, cohort: Cohort, purpose: str) -> Message:
-        return play(self.algorithm.personalise(self.server, cohort), self._asks(cohort, purpose))
+        whose = f"{self.algorithm.title}, personalise"
+        message = play(self._script("personalise", cohort), self._asks(cohort, purpose), whose)
+        with calling(whose):
+            if not isinstance(message, Message):
+                raise AlgorithmError(f"it must return a Message, but returns a {type(message).__name__}")
+            check_rows("the message", message.each, len(cohort.clients))
+        return message
 
     def _personal(self, clients: Tensor, round_number: int, purpose: str, briefly: bool = False) -> Rows:
         message = self._last_message(self.cohort(clients, round_number), purpose)
@@ -326,10 +356,21 @@ class Simulation:
             if not len(mine):
                 return {}
             context = self.engine.client_context(mine, Call(round_number, "personal"))
-            made = self.algorithm.personal(context, self.clients.on_demand(mine, briefly), rows)
+            with calling(f"{self.algorithm.title}, personal"):
+                made = self.algorithm.personal(context, self.clients.on_demand(mine, briefly), rows)
+                check_rows("what it gives", made, len(mine))
             return dict(made.items())  # what it takes from the state is read here, where a failure is everybody's
 
         return self.processes.together(make)
+
+
+def _initial(algorithm: Algorithm, start: Start) -> tuple[State, Rows]:
+    with calling(f"{algorithm.title}, init"):
+        both = algorithm.init(start)
+        check_pair("it", both, "the server's state and the clients'")
+        check_tensors("the server's state", both[0])
+        check_rows("the clients' state", both[1], start.clients)
+    return both
 
 
 def _write_rows(state: Rows) -> None:

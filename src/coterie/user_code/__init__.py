@@ -7,6 +7,6 @@ file. All of them are loaded here, and what is wrong with them is told in one wa
 from __future__ import annotations
 
 from coterie.user_code.copies import MANIFEST, Copies, as_given, collect
-from coterie.user_code.loader import IMPORT, explain, load, load_file
+from coterie.user_code.loader import IMPORT, explain, load, load_file, place
 
-__all__ = ["IMPORT", "MANIFEST", "Copies", "as_given", "collect", "explain", "load", "load_file"]
+__all__ = ["IMPORT", "MANIFEST", "Copies", "as_given", "collect", "explain", "load", "load_file", "place"]

@@ -7,6 +7,8 @@ import importlib
 import importlib.util
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -51,14 +53,29 @@ def load(
     except CoterieError:
         raise
     except Exception as failure:
-        where = "; is it installed, or on PYTHONPATH?" if isinstance(failure, ImportError) else ""
-        raise error(f"{shown} cannot be imported: {explain(failure)}{where}") from failure
+        raise error(f"{shown} cannot be imported: {_reason(module, failure)}") from failure
     if not hasattr(found, name):
         raise error(f"{shown}: {name!r} is missing in {as_given(module)!r}; it must be {must_be}")
     value = getattr(found, name)
     if not accepts(value):
         raise error(f"{shown}: {name!r} is a {type(value).__name__}; it must be {must_be}")
     return value
+
+
+def _reason(module: str, failure: Exception) -> str:
+    """Say whether a module is not there, or is there and failed itself: then where."""
+    absent = failure.name if isinstance(failure, ModuleNotFoundError) else None
+    if absent is not None and f"{module}.".startswith(f"{absent}."):
+        return f"{explain(failure)}; is it installed, or on PYTHONPATH?"
+    return f"the module was found, but raised {explain(failure)}{place(failure)}"
+
+
+def place(failure: BaseException) -> str:
+    """Name the line of the user's code that raised something, with a space in front; nothing if none did."""
+    theirs = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
+    frames = traceback.extract_tb(failure.__traceback__)
+    found = [frame for frame in frames if not frame.filename.startswith(theirs)]
+    return f" ({Path(found[-1].filename).name}, line {found[-1].lineno})" if found else ""
 
 
 def load_file(field: str, path: Path) -> ModuleType:

@@ -71,11 +71,7 @@ def share_out(
             "task without any: use iid, quantity, quality or natural"
         )
     count = len(dataset.y)
-    if clients * 2 > count:
-        raise PartitionError(
-            f"{clients} clients cannot share {count} samples of {dataset.name!r}: every client needs one to train on "
-            f"and one to test on, so use at most {count // 2} clients"
-        )
+    refuse_too_many(dataset, clients)
     if test_fraction is None:
         test_fraction = 1 - dataset.train_count / count if dataset.train_count < count else 0.2
     assigned = scheme.assign(_pool(dataset, test_fraction, min_samples), clients, seed)
@@ -128,6 +124,16 @@ def _split_test(assigned: Assignment, client: int, fraction: float, seed: int) -
 def _part(fraction: float, count: int) -> int:
     """Return the size of a part: to the nearest, at least one sample, and at least one left where there are two."""
     return min(max(1, round(fraction * count)), count - 1)
+
+
+def refuse_too_many(dataset: Dataset, clients: int) -> None:
+    """Refuse more clients than the samples are enough for with a ``PartitionError``; this takes no time."""
+    count = len(dataset.y)
+    if clients * 2 > count:
+        raise PartitionError(
+            f"{clients} clients cannot share {count} samples of {dataset.name!r}: every client needs one to train on "
+            f"and one to test on, so use at most {count // 2} clients"
+        )
 
 
 def _check(

@@ -13,6 +13,15 @@ from __future__ import annotations
 
 from coterie.rows.distributed.digests import checksum, number_of
 from coterie.rows.distributed.placement import ShardedPlacement, sharded_placement
-from coterie.rows.distributed.ranks import Ranks, first, launched
+from coterie.rows.distributed.ranks import Ranks, first, launched, started_together
 
-__all__ = ["Ranks", "ShardedPlacement", "checksum", "first", "launched", "number_of", "sharded_placement"]
+__all__ = [
+    "Ranks",
+    "ShardedPlacement",
+    "checksum",
+    "first",
+    "launched",
+    "number_of",
+    "sharded_placement",
+    "started_together",
+]

@@ -30,6 +30,11 @@ def launched() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
+def started_together() -> bool:
+    """Say whether ``torchrun`` started this process, be it alone, or it has joined a process group."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or (dist.is_available() and dist.is_initialized())
+
+
 def first() -> bool:
     """Say whether this process speaks for all: the first that ``torchrun`` started, and any without it."""
     return launched() == 1 or os.environ.get("RANK", "0") == "0"

@@ -12,11 +12,14 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from coterie.errors import RunFolderError
+from coterie.runs.storage.seals import BLANK, check_seal, seal
+
+_SEAL = "checksum"
 
 
 def sync(path: Path) -> None:
@@ -31,6 +34,44 @@ def sync(path: Path) -> None:
 def is_draft(path: Path) -> bool:
     """Say whether a name is that of a draft, which counts as not there."""
     return path.name.startswith(".") and path.name.endswith(".draft")
+
+
+def remove_drafts(*folders: Path) -> None:
+    """Remove what writers that were killed left behind; only whoever may write may call this."""
+    for folder in folders:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if is_draft(path):
+                path.unlink(missing_ok=True)
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Add whole lines to a file of lines and force them to the disk; all of them, or none if that fails.
+
+    A last line that a kill cut short is dropped first: what is added would else be part of it.
+    """
+    with path.open("a+b") as file:
+        size = _end_of_last_line(file)
+        file.truncate(size)
+        try:
+            file.write("".join(lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(path, size)
+            raise
+
+
+def _end_of_last_line(file: IO[bytes]) -> int:
+    at = file.seek(0, os.SEEK_END)
+    while at > 0:
+        begin = max(0, at - 4096)
+        file.seek(begin)
+        found = file.read(at - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        at = begin
+    return 0
 
 
 @contextlib.contextmanager
@@ -73,19 +114,25 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any], sealed: bool = False) -> None:
     """Write a JSON file for people and other programs; numbers that are not finite become ``null``."""
-    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    plain = {**_finite(value), **({_SEAL: BLANK} if sealed else {})}
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        if sealed:
+            seal(draft)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; anything else in it is a ``RunFolderError``."""
+    """Read a JSON object from a file, without its seal; anything else in it is a ``RunFolderError``."""
+    check_seal(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunFolderError(f"{path} is damaged ({error}): it must be a JSON object") from error
     if not isinstance(value, dict):
         raise RunFolderError(f"{path} is damaged (it holds a {type(value).__name__}): it must be a JSON object")
+    value.pop(_SEAL, None)
     return value
 
 

@@ -165,6 +165,10 @@ class Checkpoints:
         self._took, self._large = (time.monotonic(), time.monotonic() - began), size >= _LARGE
         return final
 
+    def remove_draft(self) -> None:
+        """Remove one that a killed writer left unfinished; only whoever may write may call this."""
+        shutil.rmtree(self._folder / _DRAFT, ignore_errors=True)
+
     @property
     def affordable(self) -> bool:
         """Whether another one that is due may be written: those of a large state take a tenth of the time at most."""

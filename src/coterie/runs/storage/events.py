@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from coterie.runs.storage.atomic_files import append_lines
+
 FILE = "events.jsonl"
 
 
@@ -56,8 +58,7 @@ class EventLog:
 
     def __call__(self, event: Event) -> None:
         """Record an event and tell of it."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(event)) + "\n")
+        append_lines(self._path, [json.dumps(asdict(event)) + "\n"])
         if self._listener is not None:
             self._listener(event)
 

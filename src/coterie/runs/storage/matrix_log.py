@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import replace_all
+from coterie.runs.storage.seals import BLANK, check_seal, seal
 
 _FILE = re.compile(r"round-(\d+)\.safetensors")
 _BUFFER_BYTES = 2**26
@@ -73,7 +74,7 @@ class MatrixLog:
 
     def flush(self) -> None:
         """Put what was appended so far on the disk."""
-        writers = {self._file(number).name: partial(save_file, entry) for number, entry in self._buffer.items()}
+        writers = {self._file(number).name: partial(_write, entry) for number, entry in self._buffer.items()}
         replace_all(self._folder, writers)
         self._buffer = {}
 
@@ -104,6 +105,7 @@ class MatrixLog:
                 f"from {rounds[0]} to {rounds[-1]}"
             )
         self.flush()
+        check_seal(self._file(number))
         try:
             entry = load_file(self._file(number))
         except SafetensorError as error:
@@ -120,3 +122,8 @@ class MatrixLog:
     def _stored(self) -> list[int]:
         found = self._folder.iterdir() if self._folder.is_dir() else iter(())
         return sorted(int(match[1]) for path in found if (match := _FILE.fullmatch(path.name)))
+
+
+def _write(entry: dict[str, npt.NDArray[np.generic]], draft: Path) -> None:
+    draft.write_bytes(save(entry, {"checksum": BLANK}))  # not ``save_file``: a full disk is no OSError there
+    seal(draft)

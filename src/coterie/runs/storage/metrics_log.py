@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import replacing
+from coterie.runs.storage.seals import BLANK, check_seal, seal
 
 EVERYONE = -1
 """The client number of what belongs to no client in particular."""
@@ -128,7 +129,7 @@ class MetricsLog:
         self._unmerge()
         numbers = [int(match[1]) for path in self._parts() if (match := _PART.fullmatch(path.name))]
         with replacing(self._folder / f"part-{max(numbers, default=0) + 1:06d}.parquet") as draft:
-            pq.write_table(_table(self._buffer), draft, compression="zstd")
+            _write([_table(self._buffer)], draft)
         self._buffer, self._buffered = [], 0
 
     def cut(self, round_number: int) -> None:
@@ -145,7 +146,7 @@ class MetricsLog:
             elif pc.max(rounds).as_py() > round_number:
                 kept = _read(part).filter(pc.less_equal(rounds, round_number))
                 with replacing(part) as draft:
-                    pq.write_table(kept, draft, compression="zstd")
+                    _write([kept], draft)
 
     def merge(self) -> None:
         """Put everything into one ``metrics.parquet`` and remove the parts."""
@@ -153,9 +154,8 @@ class MetricsLog:
         if self._merged.exists():
             return
         parts = self._parts()
-        with replacing(self._merged) as draft, pq.ParquetWriter(draft, _SCHEMA, compression="zstd") as writer:
-            for group in _groups(parts):
-                writer.write_table(group, row_group_size=_GROUP_ROWS)
+        with replacing(self._merged) as draft:
+            _write(_groups(parts), draft)
         for part in parts:
             part.unlink()
         if self._folder.exists():
@@ -215,6 +215,13 @@ def _table(blocks: Sequence[Block]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=_SCHEMA)
 
 
+def _write(tables: Iterable[pa.Table], draft: Path) -> None:
+    with pq.ParquetWriter(draft, _SCHEMA.with_metadata({"checksum": BLANK}), compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=_GROUP_ROWS)
+    seal(draft)
+
+
 def _row_count(path: Path) -> int:
     with _opened(path) as file:
         return int(file.metadata.num_rows)
@@ -228,6 +235,7 @@ def _read(path: Path, columns: Sequence[str] | None = None, read_dictionary: Seq
 @contextlib.contextmanager
 def _opened(path: Path, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
     # ``ParquetFile`` and not ``read_table``: the latter takes a folder called ``lr=0.1`` for a column of the table.
+    check_seal(path)
     try:
         with pq.ParquetFile(path, read_dictionary=list(read_dictionary)) as file:
             yield file

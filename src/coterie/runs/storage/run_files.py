@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 import yaml
 
@@ -15,6 +17,7 @@ from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import read_json, write_json
 from coterie.runs.storage.format_versions import check_format, stamp
 from coterie.runs.storage.matrix_log import MatrixLog
+from coterie.runs.storage.seals import BLANK, check_seal, seal
 
 CONFIG = "config.yaml"
 ABOUT = "run.json"
@@ -44,7 +47,11 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read a run's configuration; what is not a run's folder, or of another format, is a ``RunFolderError``."""
-    if not path.is_dir():
+    try:
+        there = path.is_dir() and next(path.iterdir(), path) is not None
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read ({error.strerror or error})") from error
+    if not there:
         raise RunFolderError(f"there is no run in {path}: it must be a folder that `coterie run` wrote")
     file = path / CONFIG
     if (path / ABOUT).exists() and file.exists():
@@ -68,9 +75,17 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     return read_json(file) if file.exists() else None
 
 
+def write_shares(shares: pd.DataFrame, draft: Path) -> None:
+    """Write what each client of a run holds to a draft."""
+    table = pa.Table.from_pandas(shares, preserve_index=False)
+    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), "checksum": BLANK}), draft)
+    seal(draft)
+
+
 def read_shares(path: Path) -> pd.DataFrame:
     """Read what each client of a run holds; if that is not there, or damaged, it is a ``RunFolderError``."""
     try:
+        check_seal(path / SHARES)
         # As a file object: a path with ``=`` in it would be taken for columns of the table.
         with (path / SHARES).open("rb") as file:
             return pd.read_parquet(file)

@@ -42,7 +42,7 @@ import yaml
 from torch import Tensor
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.atomic_files import is_draft, read_json, replacing, write_json, write_text
+from coterie.runs.storage.atomic_files import is_draft, read_json, remove_drafts, replacing, write_json, write_text
 from coterie.runs.storage.checkpoints import Checkpoints
 from coterie.runs.storage.code_folder import CODE, checksum_of, write_code
 from coterie.runs.storage.lock import LOCK_FILE, lock_folder
@@ -59,6 +59,7 @@ from coterie.runs.storage.run_files import (
     read_config,
     read_summary,
     write_about,
+    write_shares,
 )
 from coterie.runs.storage.timings_log import TimingsLog
 from coterie.user_code import Copies
@@ -141,7 +142,10 @@ class RunFolder:
         folder = Path(path)
         config = read_config(folder)
         with _reported(folder):
-            return cls(folder, lock_folder(folder), config)
+            found = cls(folder, lock_folder(folder), config)
+            remove_drafts(*(folder / name for name in ("", "metrics", "weights", "matrix", CODE)))
+            found.checkpoints.remove_draft()
+        return found
 
     @classmethod
     def written_elsewhere(cls, path: Path, config: Mapping[str, Any]) -> Self:
@@ -176,12 +180,12 @@ class RunFolder:
     def write_choices(self, choices: Mapping[str, Any]) -> None:
         """Write what the engine chose by measuring, of plain JSON types."""
         with _reported(self.path):
-            write_json(self.path / "choices.json", choices)
+            write_json(self.path / "choices.json", choices, sealed=True)
 
     def write_shares(self, shares: pd.DataFrame) -> None:
         """Write what each client holds, a row for each."""
         with _reported(self.path), replacing(self.path / SHARES) as draft:
-            shares.to_parquet(draft, index=False)
+            write_shares(shares, draft)
 
     def write_client_names(self, names: Sequence[str]) -> None:
         """Write the clients' names, in the order of their numbers, where there are no shares that have them."""
@@ -226,7 +230,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         with _reported(self.path):
-            write_json(self.path / SUMMARY, summary)
+            write_json(self.path / SUMMARY, summary, sealed=True)
 
     def summary(self) -> dict[str, Any] | None:
         """Read the result in short; ``None`` if the run is not finished."""

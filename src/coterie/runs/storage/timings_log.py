@@ -6,13 +6,13 @@ One JSON object a line, for instance ``{"round": 3, "training": 0.21, "evaluatio
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 
-from coterie.runs.storage.atomic_files import write_text
+from coterie.errors import RunFolderError
+from coterie.runs.storage.atomic_files import append_lines, write_text
 
 
 class TimingsLog:
@@ -44,22 +44,20 @@ class TimingsLog:
         """Put what was appended so far on the disk."""
         if not self._lines:
             return
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(self._lines)
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(self._path, self._lines)
         self._lines = []
 
     def cut(self, round_number: int) -> None:
         """Forget the timings after a round, and a last line that a kill cut short."""
-        kept = [line for line in (*self._whole_lines(), *self._lines) if json.loads(line)["round"] <= round_number]
+        lines = (*self._whole_lines(), *self._lines)
+        kept = [line for line in lines if self._parsed(line)["round"] <= round_number]
         self._lines = []
         if self._path.exists() or kept:
             write_text(self._path, "".join(kept))
 
     def read(self) -> pd.DataFrame:
         """Read the timings recorded so far: a row a round, ``round`` and a column for each stage, 0 if left out."""
-        rows = [json.loads(line) for line in (*self._whole_lines(), *self._lines)]
+        rows = [self._parsed(line) for line in (*self._whole_lines(), *self._lines)]
         frame = pd.DataFrame(rows, columns=list(dict.fromkeys(("round", *(key for row in rows for key in row)))))
         return frame.fillna(0.0).astype({key: "int64" if key == "round" else "float64" for key in frame.columns})
 
@@ -67,7 +65,16 @@ class TimingsLog:
         """Give the seconds of all rounds together; a round that was redone after a kill counts once."""
         return float(self.read().drop(columns="round").to_numpy().sum())
 
+    def _parsed(self, line: str) -> dict[str, float]:
+        try:
+            entry = json.loads(line)
+            return {"round": int(entry.pop("round")), **{stage: float(spent) for stage, spent in entry.items()}}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RunFolderError(
+                f"{self._path} is damaged (a line reads {line.strip()[:80]!r}): each must hold a round and its seconds"
+            ) from error
+
     def _whole_lines(self) -> Iterator[str]:
         if self._path.exists():
-            with self._path.open(encoding="utf-8") as file:
+            with self._path.open(encoding="utf-8", errors="replace") as file:
                 yield from (line for line in file if line.endswith("\n"))

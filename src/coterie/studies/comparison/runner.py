@@ -20,6 +20,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, get_args
 
 import yaml
@@ -125,7 +126,7 @@ def _run_all(plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, p
     left = [run for run in plan.runs if run.name not in diverged and not _finished(folder, run)]
     done = len(plan.runs) - len(left)
     try:
-        with _display(len(plan.runs), done, progress) as display:
+        with _stopped_by_sigterm(folder), _display(len(plan.runs), done, progress) as display:
             report = display.round_ended
             ends = run_in_turn(left, play, report) if jobs == 1 else run_side_by_side(left, play, jobs, report)
             with contextlib.closing(ends):
@@ -144,6 +145,24 @@ def _run_all(plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, p
         )
         raise again from None
     return diverged
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm(folder: Path) -> Iterator[None]:
+    """Take SIGTERM as Ctrl-C is taken, also while no run of this process looks out for it."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # asked once: the processes of the runs are being waited for
+        raise Interrupted(folder, 0, number)
+
+    before = None
+    with contextlib.suppress(ValueError):  # only the main thread may; in another one the caller keeps its own
+        before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _finished(folder: Path, run: PlannedRun) -> bool:

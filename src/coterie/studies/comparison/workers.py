@@ -132,14 +132,14 @@ def _work(run: PlannedRun, play: RunFunction, threads: int, tell: Any) -> None:
     def watch(round_number: int, mean: float | None) -> None:
         tell.send(("round", round_number, mean))
 
-    try:
-        play(run, watch)
-        tell.send(("finished", ""))
-    except Diverged as error:
-        tell.send(("diverged", str(error)))
-    except (Interrupted, KeyboardInterrupt):
-        tell.send(("interrupted", ""))
-    except CoterieError as error:
-        tell.send(("failed", f"{run.name}: {error}"))
-    except BrokenPipeError:
-        pass  # the parent was killed: what is done is kept, and nobody is left to be round_ended
+    # Where the parent was killed, what is done is kept, and nobody is left to tell.
+    with contextlib.suppress(BrokenPipeError):
+        try:
+            play(run, watch)
+            tell.send(("finished", ""))
+        except Diverged as error:
+            tell.send(("diverged", str(error)))
+        except (Interrupted, KeyboardInterrupt):
+            tell.send(("interrupted", ""))
+        except CoterieError as error:
+            tell.send(("failed", f"{run.name}: {error}"))

@@ -1,0 +1,152 @@
+"""Damage to what a run leaves on the disk is found, and what a kill or a full disk left there does no harm."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+
+from coterie import api
+from coterie.errors import RunFolderError
+from coterie.results import Result
+from coterie.runs.storage import MetricsLog, RunFolder, events
+from coterie.runs.storage.atomic_files import append_lines
+from coterie.runs.storage.timings_log import TimingsLog
+from tests.small_runs import SMALL
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "run"
+    api.run("fedamp", out=path, progress=False, matrix=True, **{**SMALL, "rounds": 2})
+    return path
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "metrics.parquet": lambda run: Result(run).metrics,
+    "shares.parquet": lambda run: Result(run).shares,
+    "summary.json": lambda run: Result(run).summary,
+    "choices.json": lambda run: RunFolder.written_elsewhere(run, {}).choices,
+    "weights/round-00000002.safetensors": lambda run: Result(run).weights(2),
+    "matrix/round-00000002.safetensors": lambda run: Result(run).matrix(2),
+}
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    out = bytearray(content)
+    out[place] ^= 1 << place % 8
+    return bytes(out)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_flipped_bit_is_found_wherever_it_is(name: str, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    file, read = run / name, READERS[name]
+    content, right = file.read_bytes(), read(run)
+    found = 0
+    for place in range(0, len(content), 7):
+        file.write_bytes(flipped(content, place))
+        try:
+            got = read(run)
+        except RunFolderError as error:
+            assert str(file) in str(error) and "\n" not in str(error)
+            found += 1
+        else:  # in the mark of the seal itself: then the file is read as one from before there were seals
+            assert got.equals(right) if isinstance(right, pd.DataFrame) else got.items() >= right.items()
+            assert content.rfind(b"coterie-sha256:") <= place < content.rfind(b"coterie-sha256:") + 15
+    assert found >= len(content) // 7 - 3
+
+
+def test_every_byte_of_a_part_is_guarded(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    log.append(1, "personal", "test", "loss", [0.25, 0.5], [0, 1])
+    log.flush()
+    file = tmp_path / "metrics" / "part-000001.parquet"
+    content = file.read_bytes()
+    mark = content.rfind(b"coterie-sha256:")
+    for place in range(len(content)):
+        if not mark <= place < mark + 15:
+            file.write_bytes(flipped(content, place))
+            with pytest.raises(RunFolderError, match="is damaged"):
+                MetricsLog(tmp_path).read()
+
+
+def test_other_programs_read_sealed_files(whole: Path) -> None:
+    assert len(pq.read_table(whole / "metrics.parquet")) == len(Result(whole).metrics)
+    assert len(pd.read_parquet(whole / "shares.parquet")) == SMALL["clients"]
+    assert load_file(whole / "matrix" / "round-00000002.safetensors")["matrix"].shape == (5, 5)
+    assert json.loads((whole / "summary.json").read_text())["rounds"] == 2
+
+
+def test_files_without_a_seal_are_read(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    right = Result(run).metrics
+    pq.write_table(pq.read_table(run / "metrics.parquet").replace_schema_metadata(), run / "metrics.parquet")
+    (run / "summary.json").write_text(json.dumps(Result(run).summary))
+    assert b"coterie-sha256:" not in (run / "metrics.parquet").read_bytes()
+    pd.testing.assert_frame_equal(Result(run).metrics, right)
+    assert Result(run).summary == Result(whole).summary
+
+
+def test_a_torn_line_is_trimmed_before_the_next(tmp_path: Path) -> None:
+    log = TimingsLog(tmp_path / "timings.jsonl")
+    log.append(1, training=0.5)
+    log.flush()
+    with (tmp_path / "timings.jsonl").open("a") as file:
+        file.write('{"round": 2, "trai')
+    log.append(2, training=0.25)
+    log.flush()
+    assert TimingsLog(tmp_path / "timings.jsonl").read()["training"].tolist() == [0.5, 0.25]
+
+    record = events.EventLog(tmp_path)
+    record(events.Event(1, "began"))
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"round": 1, "wh' + "x" * 10_000)
+    record(events.Event(2, "resumed"))
+    assert [event.what for event in events.read(tmp_path)] == ["began", "resumed"]
+
+
+def test_a_damaged_line_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "timings.jsonl").write_bytes(b'{"round": 1, "training": 0.5}\n{"round": 2, "tra\xffning" 1}\n')
+    with pytest.raises(RunFolderError, match=r"timings.jsonl is damaged \(a line reads"):
+        TimingsLog(tmp_path / "timings.jsonl").read()
+
+
+def test_lines_that_do_not_fit_leave_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_lines(tmp_path / "log", ["one\n"])
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            append_lines(tmp_path / "log", ["two\n"])
+    assert (tmp_path / "log").read_text() == "one\n"
+    append_lines(tmp_path / "log", ["two\n"])
+    assert (tmp_path / "log").read_text() == "one\ntwo\n"
+
+
+def test_drafts_of_killed_writers_are_removed_when_the_run_goes_on(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    drafts = [run / ".summary.json.draft", run / "weights" / ".round-00000003.safetensors.draft"]
+    drafts += [run / "metrics" / ".part-000007.parquet.draft", run / "checkpoint" / ".writing" / "state.safetensors"]
+    for draft in drafts:
+        draft.parent.mkdir(exist_ok=True)
+        draft.write_bytes(b"half")
+    api.load(run)  # readers leave them alone: a writer may be at work
+    assert all(draft.exists() for draft in drafts)
+    RunFolder.open(run).close()
+    assert not any(draft.exists() for draft in drafts) and not (run / "checkpoint" / ".writing").exists()
