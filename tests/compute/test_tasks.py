@@ -65,7 +65,6 @@ def outputs(result: Result, table: Path, label: str, width: int) -> list[tuple[F
     """Each client's test rows through its stored model, from the file on by NumPy."""
     frame = pd.read_csv(table)
     x = frame[FEATURES].to_numpy(dtype=np.float32).astype(np.float64)
-    x = (x - x.mean(0)) / x.std(0)
     rows = last_state(result.path).clients["w"].numpy()
     shares = make_population(from_mapping(result.config)).shares
     hospitals = sorted(frame["hospital"].unique())
@@ -73,8 +72,10 @@ def outputs(result: Result, table: Path, label: str, width: int) -> list[tuple[F
     for client in range(CLIENTS):
         index = shares.test[client].numpy()
         assert set(frame["hospital"].iloc[index]) == {hospitals[client]}
+        own = x[shares.train[client].numpy()]  # what is scaled by: the client's training rows alone
+        scaled = (x - own.mean(0)) / own.std(0)
         weight, bias = rows[client][: 3 * width].reshape(width, 3), rows[client][3 * width :]
-        found.append((x[index] @ weight.T + bias, frame[label].to_numpy()[index]))
+        found.append((scaled[index] @ weight.T + bias, frame[label].to_numpy()[index]))
     return found
 
 
@@ -199,7 +200,6 @@ def test_an_mlp_on_a_table(engine: str, table: Path, tmp_path: Path) -> None:
     result = run(tmp_path / "run", table, "kind", "multiclass", model="mlp:hidden=7", engine=engine)
     frame = pd.read_csv(table)
     x = frame[FEATURES].to_numpy(dtype=np.float32).astype(np.float64)
-    inputs = torch.from_numpy((x - x.mean(0)) / x.std(0))
     shares = make_population(from_mapping(result.config)).shares
     rows = last_state(result.path).clients["w"]
     wanted = []
@@ -207,7 +207,9 @@ def test_an_mlp_on_a_table(engine: str, table: Path, tmp_path: Path) -> None:
         module = models.build("mlp:hidden=7", (3,), 3).double()
         nn.utils.vector_to_parameters(rows[client], module.parameters())
         index = shares.test[client]
-        told = module(inputs[index]).argmax(1).numpy()
+        own = x[shares.train[client].numpy()]
+        inputs = torch.from_numpy((x[index.numpy()] - own.mean(0)) / own.std(0))
+        told = module(inputs).argmax(1).numpy()
         truth = frame["kind"].to_numpy()[index]
         wanted.append(sk.accuracy_score(truth, np.array(["mild", "plain", "severe"])[told]))
     assert recorded(result, "accuracy") == pytest.approx(wanted, abs=1e-12)
