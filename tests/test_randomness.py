@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from coterie.randomness import bits, fold_in, keys, normal, permutations, stream, torch_stream, uniform
+from coterie.randomness import bits, fold_in, keys, lanes, normal, permutations, stream, torch_stream, uniform
 
 # Seeds are fixed, so a test passes always or never; a sound source fails one of these bounds with this probability.
 CHANCE = 1e-6
@@ -245,3 +245,21 @@ def test_torch_stream_repeats_and_gives_back_the_generator() -> None:
         torch.rand(2)
         raise ZeroDivisionError
     assert global_states() == before
+
+
+def test_lanes_are_the_same_where_memory_cannot_be_seen_as_another_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under ``vmap`` of older versions of PyTorch; each hash of 64 bits is four integers, the lowest first."""
+    key = keys(3, "lanes", 1, torch.arange(4))
+    wanted = lanes(key, 10)
+    hashes = bits(key, 3).numpy().astype(np.uint64)
+    by_hand = np.stack([(hashes >> np.uint64(16 * place)).astype(np.uint16) for place in range(4)], -1)
+    assert np.array_equal(by_hand.reshape(4, 12)[:, :10].view(np.int16), wanted.numpy())
+    plain = Tensor.view
+
+    def view(tensor: Tensor, *shape: Any) -> Tensor:
+        if shape == (torch.int16,):
+            raise RuntimeError("Batching rule not implemented for aten::view.dtype")
+        return plain(tensor, *shape)
+
+    monkeypatch.setattr(Tensor, "view", view)
+    assert torch.equal(lanes(key, 10), wanted)

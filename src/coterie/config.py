@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from coterie import options
 from coterie.algorithms import registry
+from coterie.data.owners import clients_of_the_data
 from coterie.data.partitions.registry import SCHEMES
 from coterie.data.registry import SOURCES
 from coterie.errors import ConfigError, UnknownName
@@ -79,8 +80,8 @@ class ExperimentConfig(BaseModel):
     model: What[str] = Field("mlp", description="the model, with options after a colon")
     local: What[str] = Field(
         "",
-        description="parameters that stay with their client, by patterns of their names such as bn*,head.*; head and "
-        "norm stand for the last layer's and those of all layers that normalise",
+        description="parameters that stay with their client: names or patterns, between commas; head and norm stand "
+        "for the last layer's and those of all layers that normalise",
     )
     loss: What[str | None] = Field(
         None, description="the loss by name, or import:module:function; the task's own by default"
@@ -238,9 +239,10 @@ def from_mapping(values: Mapping[str, Any]) -> ExperimentConfig:
     if config.matrix and not method.has_personal:
         raise ConfigError(f"matrix=true measures personal models, and {method.title} has none")
     _check_specs(config)
+    given = {name for name in ("partition", "clients") if values.get(name) is not None}
     places = {
         "data": _with_absolute_paths(config.data),
-        **_clients_of_the_data(config, values),
+        **clients_of_the_data(config.data, config.partition, given),
         "privacy": None if config.privacy is None else _written_privacy(config.privacy),
         "scratch": None if config.scratch is None else str(Path(config.scratch).expanduser().absolute()),
         **_algorithm_file(config),
@@ -356,25 +358,6 @@ def _with_absolute_paths(text: str) -> str:
     source = options.resolve("data set", text, SOURCES)
     paths = {name: value.expanduser().absolute() for name, value in source if isinstance(value, Path)}
     return source.model_copy(update=paths).text()
-
-
-def _clients_of_the_data(config: ExperimentConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the data name their clients, those are the clients, unless another partition or number is given."""
-    scheme = options.resolve("partition", config.partition, SCHEMES)
-    places: dict[str, Any] = {"partition": scheme.text()}
-    given = {name for name in ("partition", "clients") if values.get(name) is not None}
-    if given == {"partition", "clients"} or ("partition" in given and scheme.name != "natural"):
-        return places
-    owners = options.resolve("data set", config.data, SOURCES).owners()
-    if owners is None:
-        return places
-    from coterie.data.partitions.natural import Natural
-
-    natural = scheme if isinstance(scheme, Natural) else Natural()
-    places["partition"] = natural.text()
-    if "clients" not in given:
-        places["clients"] = max(1, natural.client_count(list(owners.values())))
-    return places
 
 
 def _algorithm_file(config: ExperimentConfig) -> dict[str, str]:

@@ -181,7 +181,12 @@ def lanes(key: Tensor, count: int) -> Tensor:
     Tensor
         ``torch.int16`` of shape ``(*key.shape, count)``, uniform over all its values.
     """
-    return bits(key, -(-count // 4)).view(torch.int16)[..., :count]
+    drawn = bits(key, -(-count // 4))
+    try:
+        return drawn.view(torch.int16)[..., :count]
+    except RuntimeError:  # older versions of PyTorch cannot do that under vmap: the same integers by shifts
+        each = torch.stack([(drawn << left) >> 48 for left in (48, 32, 16, 0)], -1)
+        return each.flatten(-2)[..., :count].to(torch.int16)
 
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -107,6 +107,8 @@ def test_every_setting_has_an_option(coterie: Coterie, monkeypatch: pytest.Monke
         "validation": 0.2,
         "test_fraction": 0.3,
         "scarcity": 9,
+        "local": "head",
+        "scope": "pooled",
         "max_test": 8,
         "hold_out": 0.3,
         "adapt_rounds": 2,

@@ -215,6 +215,7 @@ def test_an_mlp_on_a_table(engine: str, table: Path, tmp_path: Path) -> None:
     assert recorded(result, "accuracy") == pytest.approx(wanted, abs=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:auroc is not defined")
 def test_a_folder_of_images_with_a_convolution(tmp_path: Path) -> None:
     draw = randomness.stream(3, "test images")
     for name, low in (("dark", 0), ("light", 128)):

@@ -45,7 +45,7 @@ def test_show_report_and_load_run_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert isinstance(result, Result)
     assert len(result.metrics)
     if finished:
-        assert "fedavg" in str(result.table())
+        assert "FedAvg" in str(result.table())
     else:
         assert partial_summary(result)["algorithm"] == "trap"
     for command in (["show", str(run)], ["report", str(run), "--out", str(tmp_path / "report.html")]):

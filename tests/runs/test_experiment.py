@@ -111,6 +111,7 @@ def test_a_report_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
         finish(playing)
 
 
+@pytest.mark.filterwarnings("ignore:auroc is not defined")
 def test_undefined_metrics_are_left_out_and_the_rest_stays(tmp_path: Path) -> None:
     # Two classes a client, few samples: some clients' test samples are of one class, where no AUROC is defined.
     result = run(

@@ -262,10 +262,10 @@ def scene_stop(ranks: Callable[[], Ranks], folder: Path) -> Any:
         )
         run = playing.parts.engine.run if in_round else playing.parts.scorer.scores
 
-        def asks(*args: Any, playing: Any = playing, run: Any = run) -> Any:
+        def asks(*args: Any, playing: Any = playing, run: Any = run, **more: Any) -> Any:
             if playing.completed == 2 and dist.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return run(*args)
+            return run(*args, **more)
 
         if in_round:
             playing.parts.engine.run = asks  # type: ignore[method-assign]

@@ -223,8 +223,8 @@ def test_parse(text, attack):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gaussian", "fraction=''"),
-        ("gaussian:", "fraction=''"),
+        ("gaussian", "does not say which fraction"),
+        ("gaussian:", "does not say which fraction"),
         ("gaussian:many", "fraction='many'"),
         ("gaussian:1.0", "less than 1"),
         ("gaussian:-0.1", "greater than or equal to 0"),

@@ -140,7 +140,11 @@ class Dataset:
             piece = values[begin : begin + size]
             if bool(piece.sum().isfinite()):
                 continue
-            bad = (~piece.isfinite()).nonzero()
+            wrong = ~piece.isfinite()
+            if what == "inputs" and self.preparation is not None and self.preparation.gaps:
+                fillable = torch.tensor([bool(gap) for gap in self.preparation.gaps])
+                wrong &= ~(piece.isnan() & fillable.view(1, -1, *(1,) * (piece.dim() - 2)))
+            bad = wrong.nonzero()
             if len(bad):
                 first, *inside = bad[0].tolist()
                 column = self.features[inside[0]] if what == "inputs" and len(inside) == 1 and self.features else None

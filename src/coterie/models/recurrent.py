@@ -6,6 +6,7 @@ The gates are those of PyTorch's documentation of ``nn.LSTM``, ``nn.GRU`` and ``
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -152,12 +153,23 @@ def _by_pytorch(layer: nn.RNNBase) -> bool:
     return not _written_out.get() and not (layer.dropout > 0 and layer.num_layers > 1)
 
 
+@contextlib.contextmanager
+def _weights_apart() -> Iterator[None]:
+    """Say nothing of weights that cuDNN copies together at every call: they are views of a client's row."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        yield
+
+
 class StreamLSTM(nn.LSTM):
     """An ``nn.LSTM`` whose dropout between layers comes from the client's stream."""
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """Apply the layer as ``nn.LSTM`` does."""
-        return super().forward(input, hx) if _by_pytorch(self) else _plain(self, input, hx)
+        if not _by_pytorch(self):
+            return _plain(self, input, hx)
+        with _weights_apart():
+            return super().forward(input, hx)
 
 
 class StreamGRU(nn.GRU):
@@ -165,7 +177,10 @@ class StreamGRU(nn.GRU):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """Apply the layer as ``nn.GRU`` does."""
-        return super().forward(input, hx) if _by_pytorch(self) else _plain(self, input, hx)
+        if not _by_pytorch(self):
+            return _plain(self, input, hx)
+        with _weights_apart():
+            return super().forward(input, hx)
 
 
 class StreamRNN(nn.RNN):
@@ -173,4 +188,7 @@ class StreamRNN(nn.RNN):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """Apply the layer as ``nn.RNN`` does."""
-        return super().forward(input, hx) if _by_pytorch(self) else _plain(self, input, hx)
+        if not _by_pytorch(self):
+            return _plain(self, input, hx)
+        with _weights_apart():
+            return super().forward(input, hx)

@@ -31,9 +31,11 @@ def method_title(name: str) -> str:
 
 
 def run_title(result: Result) -> str:
-    """Give the title of a run's method; of a file's, the name that the run recorded."""
+    """Give the title of a run's method; of a file's, the title or the name that the run recorded."""
     given = str(result.config.get("algorithm", "?"))
-    return recorded_name(result) if registry.is_file(given) else method_title(given)
+    if not registry.is_file(given):
+        return method_title(given)
+    return str(result.summary.get("title", recorded_name(result))) if result.finished else recorded_name(result)
 
 
 def recorded_name(result: Result) -> str:

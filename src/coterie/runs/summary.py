@@ -134,10 +134,11 @@ def summary_of(
     clients: Collection[int],
     measured: bool = True,
 ) -> dict[str, Any]:
-    """Sum a run up, finished or not, from its configuration and what it has recorded."""
-    return summarise(
+    """Sum a run up from its configuration and what it has recorded, with the title by which people know its method."""
+    algorithm = registry.get(config.algorithm)
+    summary = summarise(
         metrics,
-        algorithm=registry.get(config.algorithm).name,
+        algorithm=algorithm.name,
         seed=config.seed,
         rounds=rounds,
         seconds=seconds,
@@ -147,6 +148,7 @@ def summary_of(
         privacy=config.privacy,
         measured=measured,
     )
+    return {"title": algorithm.title, **summary}
 
 
 def _of_privacy(metrics: pd.DataFrame, text: str) -> dict[str, float | None]:

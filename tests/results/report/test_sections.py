@@ -20,6 +20,7 @@ from coterie.results.report import tables
 from coterie.results.report.elements import Chart, Plot, Section
 from coterie.results.report.sections import sections
 from coterie.results.report.sources import read_runs
+from coterie.runs.storage.atomic_files import read_json, write_json
 from tests.results.report.folders import GROUPS, weights_of, write_run
 
 ALWAYS = ["summary", "curves", "clients", "fairness"]
@@ -260,17 +261,18 @@ def test_a_federation_is_repeated_by_its_own_command(tmp_path: Path) -> None:
     assert "overhead" not in markup(simulated)
 
 
-def test_a_method_of_the_users_has_its_title_while_its_file_is_there(tmp_path: Path) -> None:
+def test_a_method_of_the_users_has_the_title_that_its_run_recorded(tmp_path: Path) -> None:
     source = Path(api.__file__).with_name("algorithms") / "local.py"
     mine = tmp_path / "mine.py"
     mine.write_text(source.read_text().replace('"local"', '"mine"').replace('"Local"', '"Mine & <Yours>"'))
     result = write_run(tmp_path / "run", str(mine), weights=False)
-    summary = json.loads((result.path / "summary.json").read_text())
-    (result.path / "summary.json").write_text(json.dumps({**summary, "algorithm": "mine_as_recorded"}))
+    summary = read_json(result.path / "summary.json") | {"algorithm": "mine_as_recorded"}
+    write_json(result.path / "summary.json", {**summary, "title": "Mine & <Yours>"})
+    mine.unlink()  # looking at a run runs no code, wherever it is
     assert lines_of([Result(result.path)]) == [Line("Mine & <Yours>")]
     assert Result(result.path).table().title.startswith("Mine & <Yours>, test accuracy")
     assert "Mine &amp; &lt;Yours&gt;" in markup(made(result.path)["summary"])
-    mine.unlink()
+    write_json(result.path / "summary.json", summary)
     assert lines_of([Result(result.path)]) == [Line("mine_as_recorded")]
     assert Result(result.path).table().title.startswith("mine_as_recorded, test accuracy")
 

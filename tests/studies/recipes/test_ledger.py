@@ -15,6 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from coterie.cli import console
 from coterie.cli.app import app
 from coterie.errors import ConfigError, UnknownName
 from coterie.studies.recipes import ledger
@@ -326,9 +327,11 @@ def test_the_page_says_what_the_results_say() -> None:
     assert compared > 50
 
 
-def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
+def test_the_command_prints_a_table_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.out._console, "_width", 200)  # names in one piece, whatever the terminal is
+
     def call(*words: str) -> Any:
-        return CliRunner(env={"COLUMNS": "150"}).invoke(app, ["recipe", "verdicts", *words])
+        return CliRunner().invoke(app, ["recipe", "verdicts", *words])
 
     shown = call("--results", str(RESULTS), "--paper", "fedacs")
     assert shown.exit_code == 0, shown.output
