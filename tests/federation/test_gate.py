@@ -113,3 +113,11 @@ def test_other_paths_are_closed_to_members_too(tmp_path: Path) -> None:
     called = Called(tmp_path)
     assert called.post(signed(MEMBER), [b""], path="/v1/control/start-run") == 403
     assert called.reached == []
+
+
+def test_a_stranger_that_asks_to_join_is_answered_by_the_superlink_if_it_is_brief(tmp_path: Path) -> None:
+    called, join = Called(tmp_path), "/v1/fleet/activate-node"
+    assert called.post(signed(STRANGER), [b"x"] * 3, join) == 200 and called.reached == [3]
+    assert called.post(signed(STRANGER), [b"x" * 2**13] * 3, join) == 413
+    length = [*signed(STRANGER), (b"content-length", str(2**14 + 1).encode())]
+    assert called.post(length, [b"x"], join) == 413 and called.reached == [3]

@@ -19,6 +19,8 @@ import httpx
 from coterie.federation.flower._internals import NODES_PATH, NodeSignatures
 
 _NODES = re.compile(re.escape(NODES_PATH) + "[a-z-]+")
+_JOINING = re.compile(re.escape(NODES_PATH) + "(register|activate)-node")
+_JOINING_LIMIT = 2**14  # bytes; such a call names a key and no more
 _NOT_FORWARDED = {b"host", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade", b"te", b"trailer"}
 
 Scope = MutableMapping[str, Any]
@@ -55,12 +57,14 @@ class Gate:
             # The whole path must be one of the nodes': nothing that a proxy and a server might read differently.
             if scope["method"] != "POST" or not _NODES.fullmatch(scope["path"]) or scope["query_string"]:
                 await _answer(send, 403, b"only nodes may call here")
-            elif not self._signatures.accept(dict(scope["headers"])):
-                await _answer(send, 401, b"Invalid SuperNode authentication")
-            elif _length(scope["headers"]) > self._limit:
-                await _answer(send, 413, b"the call is larger than a message may be")
+            elif self._signatures.accept(dict(scope["headers"])):
+                await self._forward(scope, receive, send, self._limit)
+            elif _JOINING.fullmatch(scope["path"]):
+                # Refused by the SuperLink, in words by which a node's program ends and says why: to our 401 it ends as
+                # if all were well.
+                await self._forward(scope, receive, send, _JOINING_LIMIT)
             else:
-                await self._forward(scope, receive, send)
+                await _answer(send, 401, b"Invalid SuperNode authentication")
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
@@ -75,7 +79,11 @@ class Gate:
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
-    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
+        if _length(scope["headers"]) > limit:
+            await _answer(send, 413, b"the call is larger than a message may be")
+            return
+
         async def body() -> AsyncIterator[bytes]:
             more, seen = True, 0
             while more:
@@ -84,7 +92,7 @@ class Gate:
                     raise httpx.ReadError("the node went away")
                 piece = message.get("body", b"")
                 seen += len(piece)
-                if seen > self._limit:  # of a call that does not say how long it is, or says less
+                if seen > limit:  # of a call that does not say how long it is, or says less
                     raise _TooLarge
                 yield piece
                 more = message.get("more_body", False)
