@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,8 @@ from torch import Tensor
 from coterie.data.dataset import Dataset, Source
 from coterie.data.statistics import prepared
 from coterie.errors import DataError
+from coterie.tasks import TaskName
 
-TaskKind = Literal["multiclass", "binary", "regression"]
 AsText = BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
 
 
@@ -32,7 +32,7 @@ def with_statistics(dataset: Dataset) -> Dataset:
     return prepared(dataset, [torch.arange(dataset.train_count)], "pooled")
 
 
-def encode_labels(values: npt.NDArray[Any], task: TaskKind, where: str) -> tuple[Tensor, tuple[str, ...]]:
+def encode_labels(values: npt.NDArray[Any], task: TaskName, where: str) -> tuple[Tensor, tuple[str, ...]]:
     """Return class numbers (int64) and the classes' names in sorted order; for regression float32 targets and no names.
 
     ``where`` names the file, and the column if there is one, in error messages.

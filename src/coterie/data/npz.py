@@ -12,9 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.data._user_data import TaskKind, UserSource, count_owners, encode_labels, encode_owner, with_statistics
+from coterie.data._user_data import UserSource, count_owners, encode_labels, encode_owner, with_statistics
 from coterie.data.dataset import Dataset, Preparation
 from coterie.errors import DataError
+from coterie.tasks import TaskName
 
 
 class NpzSource(UserSource):
@@ -26,7 +27,7 @@ class NpzSource(UserSource):
 
     path: Path = Field(description="the file; images as [N, H, W] or [N, channels, H, W]")
     client: str = Field("client", description="the array that says whose a sample is")
-    task: TaskKind = Field("multiclass", description="what is to be predicted")
+    task: TaskName = Field("multiclass", description="what is to be predicted")
     norm: Literal["unit", "own"] = Field("unit", description="unit: pixels in [0, 1]; own: mean 0, deviation 1")
 
     words: bool = Field(False, description="x holds numbers of words (integers), which reach the model as they are")

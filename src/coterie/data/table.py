@@ -13,10 +13,11 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from coterie.data._user_data import TaskKind, UserSource, count_owners, encode_labels, encode_owner, with_statistics
+from coterie.data._user_data import UserSource, count_owners, encode_labels, encode_owner, with_statistics
 from coterie.data.dataset import Dataset, Preparation
 from coterie.data.table_schema import Feature, TableSchema, encode, infer
 from coterie.errors import DataError
+from coterie.tasks import TaskName
 
 
 def _split(value: Any) -> Any:
@@ -51,7 +52,7 @@ class TableSource(UserSource):
     columns: Path | None = Field(
         None, description="a file that says what the columns are, as `coterie data describe --write` writes it"
     )
-    task: TaskKind = Field("multiclass", description="what is to be predicted")
+    task: TaskName = Field("multiclass", description="what is to be predicted")
     norm: Literal["own", "none"] = Field("own", description="own: numbers and dates get mean 0 and deviation 1")
 
     def load(self, folder: Path, seed: int) -> Dataset:
