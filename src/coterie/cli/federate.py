@@ -18,7 +18,7 @@ import typer
 import yaml
 
 from coterie.algorithms import registry
-from coterie.cli import agreeing
+from coterie.cli import agreeing, watching
 from coterie.cli.console import err, out
 from coterie.cli.shared_options import Folder, Method, Track, with_fields
 from coterie.errors import ConfigError, RunFolderError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Run a method between machines, over Flower.", no_args_is_help=True)
 app.command()(agreeing.describe)
 app.command()(agreeing.agree)
+app.command()(watching.watch)
 
 Project = Annotated[Path, typer.Argument(metavar="DIR", help="The project folder that `init` wrote.")]
 NodeFolder = Annotated[Path, typer.Argument(metavar="NODE", help="The node's folder, DIR/nodes/NAME.")]

@@ -25,6 +25,7 @@ from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import (
     HEARTBEAT_MIN_INTERVAL,
+    HEARTBEAT_PATIENCE,
     SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
     TIMESTAMP_TOLERANCE,
@@ -44,7 +45,7 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
+from flwr.proto.node_pb2 import Node, NodeInfo
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
@@ -212,6 +213,7 @@ class KnownNode(NamedTuple):
     public_key: bytes
     status: str
     is_unregistered: bool
+    last_seen: float | None = None
 
 
 class SuperLinkControl:
@@ -224,7 +226,9 @@ class SuperLinkControl:
     def nodes(self) -> list[KnownNode]:
         """List the nodes, with those that were unregistered."""
         return [
-            KnownNode(node.node_id, node.public_key, node.status, node.status == NodeStatus.UNREGISTERED)
+            KnownNode(
+                node.node_id, node.public_key, node.status, node.status == NodeStatus.UNREGISTERED, _last_seen(node)
+            )
             for node in self._client.ListNodes(ListNodesRequest()).nodes_info
         ]
 
@@ -258,6 +262,14 @@ class SuperLinkControl:
     def _unfinished(self, request: ListRunsRequest) -> list[int]:
         found = self._client.ListRuns(request).run_dict
         return [run for run, each in found.items() if each.status.status != Status.FINISHED]
+
+
+def _last_seen(node: NodeInfo) -> float | None:
+    """Give the time of the last heartbeat of a node that is there; of another, until when it counted as there."""
+    if not node.online_until:
+        return None
+    ahead = HEARTBEAT_PATIENCE * node.heartbeat_interval if node.status == NodeStatus.ONLINE else 0.0
+    return float(node.online_until - ahead)
 
 
 class NodeCalls:
