@@ -162,7 +162,11 @@ CONTRACT: dict[str, Check] = {
     ),
     "flwr.supercore.interceptors.RuntimeTokenHttpInterceptor": parameters("token"),
     "flwr.supercore.interceptors.RuntimeVersionHttpInterceptor": parameters("component_name"),
+    "flwr.supercore.interceptors.SuperExecAuthHttpInterceptor": parameters(
+        keywords=("master_secret", "protected_methods")
+    ),
     "flwr.supercore.primitives.asymmetric.public_key_to_bytes": parameters("public_key"),
+    "flwr.supercore.primitives.asymmetric.sign_message": parameters("private_key", "message"),
     "flwr.supercore.primitives.asymmetric.uses_nist_ec_curve": parameters("public_key"),
     "flwr.supercore.primitives.asymmetric.verify_signature": parameters("public_key", "message", "signature"),
     "flwr.supercore.runtime.RuntimeHttpClient": client(
@@ -267,9 +271,11 @@ def paths_of(found: Any) -> dict[str, str]:
 
 
 def test_the_gate_lets_through_the_calls_of_nodes_and_no_others() -> None:
+    from coterie.federation.flower import key_claims
     from coterie.federation.flower.gate import _NODES
 
     for name, path in paths_of(find("flwr.supernode.fleet_http_client.FleetHttpClient")).items():
+        assert path != key_claims.PATH, f"FleetHttpClient.{name} calls {path}, where the gate takes claims"
         assert _NODES.fullmatch(path), f"FleetHttpClient.{name} calls {path}, which the gate does not let through"
     for other in ("flwr.supercore.control.ControlHttpClient", "flwr.supercore.runtime.RuntimeHttpClient"):
         for name, path in paths_of(find(other)).items():
@@ -294,7 +300,7 @@ def test_flower_knows_the_options_and_variables_that_it_is_given(tmp_path: Path)
     commands = [
         processes.superlink(1, tmp_path),
         processes.serverapp("", tmp_path, tmp_path),
-        processes.supernode("", tmp_path, tmp_path, 1),
+        processes.supernode("", tmp_path, tmp_path, 1, tmp_path),
     ]
     given = {word for command in commands for word in command if word.startswith("--")}
     given |= {name for name in processes.environment(tmp_path) if name.startswith("FLWR_")}

@@ -45,6 +45,10 @@ def _plan_option(name: str) -> Any:
     return typer.Option(help=f"{words[0].upper()}{words[1:]}.")
 
 
+def _say(text: str) -> None:
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _need_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise ConfigError("flwr is not installed: install Coterie with its extra, coterie[federation]")
@@ -75,21 +79,24 @@ def server(folder: Project) -> None:
     """Run the server: Flower's SuperLink for this machine alone, and the gate that nodes reach."""
     _need_flower()
     from coterie.federation import agreement, project
-    from coterie.federation.flower import superlink
+    from coterie.federation.flower.gate_server import GateServer
+    from coterie.federation.flower.superlink import superlink
+    from coterie.runs.storage.lock import lock_folder
 
     config, agreed = project.read_server(folder), agreement.read(folder / agreement.FILE)
     keys = {member.name: member.key for member in agreed.members if member.key is not None}
-    own = (folder / "server").absolute()
-    with superlink.superlink(own, config.superlink_port, keys):
-        address = f"{config.host}:{config.port}"
-        superlink.run_gate(
-            own,
-            (config.host, config.port),
-            config.superlink_port,
-            list(keys.values()),
-            agreed.limit + 2**20,  # what Flower adds to a message
-            lambda: err.print(f"ready: nodes reach the server at {address}", highlight=False),
+    own, place = (folder / "server").absolute(), (config.host, config.port)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, lock_folder(own))  # two would take each other's files for their own
+        link = stack.enter_context(superlink(own, config.superlink_port, keys, _say))
+        limit = agreed.limit + 2**20  # what Flower adds to a message
+        gate = GateServer(own, place, config.superlink_port, list(keys.values()), limit, _say)
+        gate.run(
+            ready=lambda: _say(f"ready: nodes reach the server at {config.host}:{config.port}"),
+            is_over=lambda: link.failure is not None,
         )
+        if link.failure is not None:
+            raise link.failure
 
 
 @app.command()
@@ -100,22 +107,38 @@ def node(
     """Run a node; one whose data or roster disagree with federation.yaml does not start."""
     _need_flower()
     from coterie.federation import project
-    from coterie.federation.flower import activation, executor, processes
+    from coterie.federation.flower import processes
+    from coterie.federation.flower.node_runner import NodePlace, run_node
     from coterie.runs.storage.lock import lock_folder
 
     folder = folder.absolute()
     opened, config = project.open_node(folder), project.read_node(folder)
-    err.print(f"{config.member} is client {opened.client} of {opened.agreement.name}", highlight=False)
+    _say(f"{config.member} is client {opened.client} of {opened.agreement.name}")
     env = processes.environment(folder / "flower", opened.means.threads or opened.agreement.threads)
-    port, log = port or processes.free_port(), folder / "supernode.log"
-    place = (config.server, folder / config.ca, folder / config.key)
+    place = NodePlace(folder, config.server, folder / config.ca, folder / config.key, port)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, lock_folder(folder))  # two processes would write the same state
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
         stack.enter_context(_terminated_as_interrupt())
-        activation.deactivate_previous(*place, folder / "supernode.id")
-        err.print(f"running; its log is {log}", highlight=False)
-        executor.run_node(processes.supernode(*place, port), env, log, port, opened.handle)
+        _say(f"running; its log is {place.log}")
+        run_node(place, env, opened.handle, _say)
+
+
+@app.command()
+def renew(
+    folder: Project,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="How long the new certificate is to hold.")] = 365,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Give the server a new private key too.")] = False,
+    authority: Annotated[
+        bool, typer.Option("--authority", help="Renew the authority's own certificate first; its key stays.")
+    ] = False,
+) -> None:
+    """Renew the server's certificate with the federation's own authority; what it replaces stays beside it."""
+    _need_flower()
+    from coterie.federation.flower import renewal
+
+    for line in renewal.renew(folder, days, new_key, authority):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -166,8 +189,12 @@ def status(folder: Project) -> None:
     from rich.table import Table
 
     from coterie.federation import agreement
+    from coterie.federation.flower.expiry import warnings_of
     from coterie.runs.storage import MetricsLog, events, read_config, read_summary
 
+    files = (folder / "server" / name for name in ("server.crt", "ca.crt"))
+    for warning in warnings_of({str(path): path for path in files if path.exists()}):
+        out.print(warning, markup=False, highlight=False, soft_wrap=True)
     members, control = agreement.read(folder / agreement.FILE).members, _control(folder)
     try:
         found = control.statuses()

@@ -61,8 +61,17 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_pull_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_and_inflate_object_from_tree
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve, verify_signature
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.primitives.asymmetric import (
+    public_key_to_bytes,
+    sign_message,
+    uses_nist_ec_curve,
+    verify_signature,
+)
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -77,6 +86,8 @@ NODE_AWAY: tuple[int, ...] = (
     ErrorCode.NODE_UNAVAILABLE,
 )
 """The codes of the replies that Flower makes up for a message, a reply or a node that is not available."""
+
+_CLAIM = "/flwr.proto.Runtime/AcquireTask"
 
 NODES_PATH = "/v1/fleet/"
 """What the paths of the calls begin with that a SuperNode makes to a SuperLink."""
@@ -181,29 +192,33 @@ class TaskQueue(Generic[TaskKind]):
         self._client.close()
 
 
-def messages_of(address: str) -> TaskQueue[MessageTask]:
-    """Give the messages of the SuperNode that offers them at an address of this machine."""
+def messages_of(address: str, ca: bytes, secret: bytes) -> TaskQueue[MessageTask]:
+    """Give the messages of the SuperNode that offers them at an address of this machine to whoever has its secret."""
 
     def connect(token: str | None) -> RuntimeHttpClient:
-        return _runtime_client(address, None, "flwr-clientapp", token)
+        return _runtime_client(address, ca, secret, "flwr-clientapp", token)
 
     return TaskQueue(connect, TaskType.CLIENT_APP, MessageTask)
 
 
-def runs_of(address: str, ca: bytes) -> TaskQueue[FlowerTask]:
-    """Give the runs that wait for the server's half of them at a SuperLink."""
+def runs_of(address: str, ca: bytes, secret: bytes) -> TaskQueue[FlowerTask]:
+    """Give the runs that wait for the server's half of them at a SuperLink, to whoever has its secret."""
 
     def connect(token: str | None) -> RuntimeHttpClient:
-        return _runtime_client(address, ca, "SuperExec" if token is None else "flwr-serverapp", token)
+        return _runtime_client(address, ca, secret, "SuperExec" if token is None else "flwr-serverapp", token)
 
     return TaskQueue(connect, TaskType.SERVER_APP, FlowerTask)
 
 
-def _runtime_client(address: str, ca: bytes | None, component: str, token: str | None) -> RuntimeHttpClient:
-    version = RuntimeVersionHttpInterceptor(component)
-    interceptors = (version,) if token is None else (version, RuntimeTokenHttpInterceptor(token))
+def _runtime_client(address: str, ca: bytes, secret: bytes, component: str, token: str | None) -> RuntimeHttpClient:
+    # A task is claimed with the secret; all other calls name its token, which only who claimed it has.
+    known = (
+        SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_CLAIM])
+        if token is None
+        else RuntimeTokenHttpInterceptor(token)
+    )
     # Without a retry invoker: Flower's ends the process where the other side refuses, and ours must go on.
-    return RuntimeHttpClient.from_server_address(address, ca is None, ca, interceptors)
+    return RuntimeHttpClient.from_server_address(address, False, ca, (RuntimeVersionHttpInterceptor(component), known))
 
 
 class KnownNode(NamedTuple):
@@ -319,8 +334,8 @@ class NodeSignatures:
         loaded = [serialization.load_ssh_public_key(key.encode()) for key in keys]
         self._keys = {public_key_to_bytes(key): key for key in loaded if isinstance(key, ec.EllipticCurvePublicKey)}
 
-    def accept(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Say whether headers are signed by a member, not long ago; their names are in lower case."""
+    def signer(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """Give the key of the member who signed headers, not long ago, if one did; their names are in lower case."""
         try:
             key, signature = (
                 base64.b64decode(headers[name.encode()], validate=True)
@@ -329,9 +344,19 @@ class NodeSignatures:
             signed = headers[TIMESTAMP_HEADER.encode()]
             age = (datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))).total_seconds()
             recent = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-            return recent and verify_signature(self._keys[key], signed, signature)
+            return key if recent and verify_signature(self._keys[key], signed, signature) else None
         except (KeyError, ValueError, TypeError, OverflowError):
-            return False
+            return None
+
+
+def node_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
+    """Sign the time with a node's key: the headers that :class:`NodeSignatures` looks at."""
+    now = datetime.now(UTC).isoformat()
+    signed = {
+        FLEET_HTTP_PUBLIC_KEY_HEADER: public_key_to_bytes(key.public_key()),
+        FLEET_HTTP_SIGNATURE_HEADER: sign_message(key, now.encode()),
+    }
+    return {name: base64.b64encode(value).decode() for name, value in signed.items()} | {TIMESTAMP_HEADER: now}
 
 
 def stored_key(key: ec.EllipticCurvePublicKey) -> bytes:

@@ -91,6 +91,8 @@ class Control:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[SuperLinkControl]:
         processes.avoid_proxies()
+        if not self._ca.exists():  # it is made when a server starts
+            raise ConfigError(f"the SuperLink at {self._address} does not answer: is the server running?")
         superlink = SuperLinkControl(self._address, self._ca.read_bytes())
         try:
             yield superlink
