@@ -60,7 +60,11 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_and_inflate_object_from_tree
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectUnavailableError,
+    pull_and_inflate_object_from_tree,
+    pull_objects,
+)
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -73,6 +77,7 @@ from flwr.supercore.primitives.asymmetric import (
     verify_signature,
 )
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode import start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import push_message
@@ -91,6 +96,9 @@ _CLAIM = "/flwr.proto.Runtime/AcquireTask"
 
 NODES_PATH = "/v1/fleet/"
 """What the paths of the calls begin with that a SuperNode makes to a SuperLink."""
+
+PULL_PATH, HEARTBEAT_PATH = f"{NODES_PATH}pull-messages", f"{NODES_PATH}send-node-heartbeat"
+"""The paths with which it asks for a message and says that it is there."""
 
 
 class FlowerTask:
@@ -357,6 +365,21 @@ def node_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
         FLEET_HTTP_SIGNATURE_HEADER: sign_message(key, now.encode()),
     }
     return {name: base64.b64encode(value).decode() for name, value in signed.items()} | {TIMESTAMP_HEADER: now}
+
+
+def take_pauses(pauses: object) -> None:
+    """Have a SuperNode of this process pause by an object that stands in the place of the module ``time``."""
+    # Its loop sleeps for 3 seconds where there is no message, and for 0.5 where the reply to one is not there yet.
+    vars(start_client_internal)["time"] = pauses
+
+
+def hasten_objects(first: float = 0.05, longest: float = 1.0) -> None:
+    """Have this process ask sooner for a part of a message that is still on its way; Flower waits a second first."""
+    defaults = pull_objects.__kwdefaults__
+    assert defaults is not None
+    defaults["initial_backoff"], defaults["backoff_cap"] = first, longest
+    # As many tries as fit into the time that Flower gives all of them.
+    defaults["max_tries_per_object"] = None
 
 
 def stored_key(key: ec.EllipticCurvePublicKey) -> bytes:

@@ -44,7 +44,7 @@ class Control:
                 if node.is_unregistered and key in wanted:  # which a SuperLink never registers again
                     raise ConfigError(
                         f"the key of {wanted[key]!r} was taken out of the roster before: give the member a new one, "
-                        "or remove superlink.db in the server's folder"
+                        "or start the server anew"
                     )
                 if not node.is_unregistered and key not in wanted:
                     superlink.unregister(node.node_id)
