@@ -30,10 +30,14 @@ class Preparation:
         Of each entry of axis 1 of the inputs, whether it is brought to mean 0 and deviation 1.
     gaps
         Of each, what gaps (NaN) are filled with, before that; empty if there are none anywhere.
+    bounds
+        Of each, between which values those lie that count where statistics are told with noise; ``None`` where nobody
+        said, empty if nowhere.
     """
 
     scaled: tuple[bool, ...]
     gaps: tuple[GapFilling, ...] = ()
+    bounds: tuple[tuple[float, float] | None, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from coterie.data._user_data import UserSource, count_owners, encode_labels, encode_owner, with_statistics
-from coterie.data.dataset import Dataset, Preparation
-from coterie.data.table_schema import Feature, TableSchema, encode, infer
+from coterie.data.dataset import Dataset
+from coterie.data.table_schema import Feature, TableSchema, encode, infer, preparation_of
 from coterie.errors import DataError
 from coterie.tasks import TaskName
 
@@ -57,7 +57,11 @@ class TableSource(UserSource):
 
     def load(self, folder: Path, seed: int) -> Dataset:
         """Read the table; each category becomes a column, and gaps are filled when it is known who has which row."""
-        path, content = self.path.expanduser(), self.content()
+        return self.load_as(None)
+
+    def load_as(self, schema: TableSchema | None) -> Dataset:
+        """Read the table by a schema that is given, or by its own."""
+        path, content = self.path.expanduser(), self.content(schema)
         if content.problems:
             found = content.problems
             count = f"{len(found)} problems: " if len(found) > 1 else ""
@@ -66,18 +70,16 @@ class TableSource(UserSource):
         y, classes = encode_labels(_plain(frame[self.label]), self.task, f"{path}, column {self.label!r},")
         owner, names = self._owners(frame, path) if self.client else (None, ())
         x = torch.from_numpy(np.stack([each.values for each in features], axis=1).astype(np.float32))
-        gaps = tuple(each.gaps for each in features)
-        scaled = tuple(each.scaled and self.norm == "own" for each in features)
         known: dict[str, Any] = {
             "owner": owner,
             "owner_names": names,
             "features": tuple(each.name for each in features),
-            "preparation": Preparation(scaled, gaps if any(gaps) else ()) if any(scaled) or any(gaps) else None,
+            "preparation": preparation_of(features, self.norm == "own"),
         }
         norm = ((0.0,) * x.shape[1], (1.0,) * x.shape[1])
         return with_statistics(Dataset(self.text(), x, y, len(x), self.task, classes, *norm, **known))
 
-    def content(self) -> TableContent:
+    def content(self, schema: TableSchema | None = None) -> TableContent:
         """Read the table and say everything that is wrong with it; a file that is no such table is refused."""
         path = self.path.expanduser()
         frame = self._read(path)
@@ -94,8 +96,13 @@ class TableSource(UserSource):
                 count, row = int(missing.sum()), int(missing.argmax())
                 problems.append(f"{count} rows have no {what} (column {column!r}), the first is row {row}")
         inputs = frame.drop(columns=kept)
-        schema, unfit = (TableSchema.read(self.columns.expanduser()), []) if self.columns else infer(inputs)
-        known = inputs if self.columns else inputs[list(schema.columns)]
+        if schema is None and self.columns:
+            schema = TableSchema.read(self.columns.expanduser())
+        unfit: list[str] = []
+        known = inputs
+        if schema is None:
+            schema, unfit = infer(inputs)
+            known = inputs[list(schema.columns)]
         features, wrong = encode(known, schema)
         if not features and not unfit:
             unfit = ["there are no columns to predict from"]

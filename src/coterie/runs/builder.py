@@ -103,9 +103,7 @@ def assemble(
         keep=choices.get("keep", config.keep) if choices.get("ranks", 1) == processes.count else config.keep,
         scratch=config.scratch or nearest_folder(run),
         processes=processes,
-        protection=None
-        if config.privacy is None
-        else privacy.Protection(privacy.parse(config.privacy), config.seed, config.clients),
+        protection=_protection(config, population),
         local=config.local_patterns,
         alter=None if config.attack is None else alteration(attacks.parse(config.attack), attackers, config.seed),
     )
@@ -114,6 +112,14 @@ def assemble(
     honest = torch.tensor(population.roles.honest, device=device)
     matrix_scorer = AccuracyMatrixScorer(simulation, trainers, honest) if config.matrix else None
     return Assembly(population, simulation, scorer, matrix_scorer, fingerprint)
+
+
+def _protection(config: ExperimentConfig, population: Population) -> privacy.Protection | None:
+    if config.privacy is None:
+        return None
+    made = privacy.Protection(privacy.parse(config.privacy), config.seed, config.clients)
+    made.replies[population.roles.trainers] += population.told
+    return made
 
 
 def _digest(*tensors: Tensor, text: str = "") -> str:
