@@ -34,6 +34,7 @@ from coterie.federation.node import Node
 from coterie.federation.party_data import load_own, own_population
 from coterie.federation.resident import Means, check_code
 from coterie.runs.storage.atomic_files import read_json, write_text
+from coterie.runs.storage.seals import check_seal
 from coterie.yaml_file import read_yaml
 
 
@@ -145,6 +146,8 @@ def _deal_digits(folder: Path, members: list[str]) -> None:
 def read_models(folder: Path) -> list[tuple[Path, dict[str, object]]]:
     """List the files of a node's models with what ``metrics.json`` says of each, the oldest first."""
     found = sorted((folder / "models").glob("*/model.safetensors"), key=lambda path: path.stat().st_mtime)
+    for path in found:
+        check_seal(path)
     return [(path, read_json(path.parent / "metrics.json")) for path in found]
 
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from coterie.compute.samples import Split
@@ -38,6 +37,7 @@ from coterie.runs.own_code import stored_config
 from coterie.runs.storage import RunFolder, read_code
 from coterie.runs.storage.atomic_files import replacing, write_json, write_text
 from coterie.runs.storage.code_folder import write_code
+from coterie.runs.storage.tensor_file import save_named
 
 Kind = Literal["personal", "global", "hybrid"]
 """The client's own model, the one for all, or whichever of the two is better on the client's validation samples."""
@@ -219,7 +219,7 @@ def export(
         )
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
     with replacing(model) as draft:
-        save_file(tensors, draft)
+        save_named(draft, tensors)
     write_json(about, facts)
     words = {
         **facts,
