@@ -72,6 +72,7 @@ class TableSource(UserSource):
             "owner": owner,
             "owner_names": names,
             "features": tuple(each.name for each in features),
+            "columns": {name: column.model_dump(mode="json") for name, column in content.schema.columns.items()},
             "preparation": Preparation(scaled, gaps if any(gaps) else ()) if any(scaled) or any(gaps) else None,
         }
         norm = ((0.0,) * x.shape[1], (1.0,) * x.shape[1])
