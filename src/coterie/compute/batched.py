@@ -31,7 +31,7 @@ from coterie.compute.nets.layers import Convolution
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees
 from coterie.compute.nets.stacked import Kernel, StackedNet, make_net
 from coterie.compute.samples import Samples, Split
-from coterie.compute.schedule import Schedule, call_directly, make_schedule
+from coterie.compute.schedule import Schedule, call_directly, make_schedule, split_of
 from coterie.errors import ModelError
 from coterie.models.problem import Problem
 from coterie.rows import Rows, matrix_units
@@ -249,7 +249,7 @@ class BatchedEngine(Engine):
                 done.append(take(work, slice(active, rows)))
                 work = take(work, slice(0, active))  # longest rows first, so that those that are done are the last ones
             for at in range(begin, end):
-                batches = list(self._batches(schedule, at, active, clients, dropout, memory))
+                batches = list(self._batches(schedule, at, active, clients, dropout, memory, split_of(fold.over)))
                 work = step(work, *batches)
         work = join([work, *reversed(done)])
         return work if schedule.order is None else take(work, torch.argsort(schedule.order))
@@ -262,14 +262,16 @@ class BatchedEngine(Engine):
         clients: Tensor,
         dropout: Tensor | None,
         memory: list[Tensor],
+        split: Split,
     ) -> Iterator[Batch]:
         draws = len(schedule.index)
         for draw in range(draws):
             key = None if dropout is None else randomness.fold_in(dropout[:active], at * draws + draw)
             x, y = self.samples.gather(schedule.index[draw, at, :active], clients[:active], key, memory[draw])
-            yield Batch(
-                self._net, self.problem.loss, x, y, schedule.weight[at, :active], schedule.share[at, :active], key
-            )
+            weight, share = schedule.weight[at, :active], schedule.share[at, :active]
+            if self.samples.class_weights is not None:
+                weight, share = self.samples.class_weights.apply(clients[:active], y, weight, share, split)
+            yield Batch(self._net, self.problem.loss, x, y, weight, share, key)
 
     def _recorded_fold(self, task: Task, fold: Fold, number: int, schedule: Schedule, work: Rows) -> RecordedFold:
         """Return the recording of a fold for rows and batches of these shapes, which serves all rounds of the task."""
@@ -280,7 +282,8 @@ class BatchedEngine(Engine):
         if recorded is None or recorded.capacity < steps:
             step = torch.compile(fold.step, dynamic=False) if self.compile_steps else fold.step
             capacity = 1 << (steps - 1).bit_length() if steps else 0  # so that a slightly longer round has room too
-            recorded = RecordedFold(self._net, self.problem.loss, self.samples, capacity, checked_step(step))
+            where = self._net, self.problem.loss, self.samples, split_of(fold.over)
+            recorded = RecordedFold(*where, capacity, checked_step(step))
         self._recorded[key] = recorded  # even if it was there: what was used last is dropped last
         return recorded
 

@@ -74,6 +74,7 @@ class TableSource(UserSource):
             "owner": owner,
             "owner_names": names,
             "features": tuple(each.name for each in features),
+            "columns": {name: column.model_dump(mode="json") for name, column in content.schema.columns.items()},
             "preparation": preparation_of(features, self.norm == "own"),
         }
         norm = ((0.0,) * x.shape[1], (1.0,) * x.shape[1])

@@ -66,17 +66,18 @@ def assemble(
     choices: Mapping[str, Any] | None = None,
     run: Path | None = None,
     processes: OneProcess = ONE_PROCESS,
+    population: Population | None = None,
 ) -> Assembly:
     """Load the data, deal it out, build the model and put everything together, before the first round.
 
     ``choices`` are what an earlier part of the same run chose. Rows that are kept on disk lie near ``run``, the run's
-    folder, which need not be there yet.
+    folder, which need not be there yet. A ``population`` that is given takes the place of the data.
     """
     choices = choices or {}
     device = processes.together(lambda: processes.device(config.device, config.torch_device))
     algorithm = registry.make(config.algorithm, config.settings)
     # Whoever comes second finds what the first has downloaded.
-    fetched = processes.together(lambda: make_population(config, data_dir) if processes.leads else None)
+    fetched = population or processes.together(lambda: make_population(config, data_dir) if processes.leads else None)
     population = processes.together(lambda: fetched or make_population(config, data_dir))
     engine = processes.together(lambda: make_engine(config, population, device, choices))
 
