@@ -22,15 +22,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from coterie.errors import CheckpointError
-from coterie.federation._format import FORMAT, check_format
 from coterie.federation.wire import Rejected
 from coterie.rows import Rows
 from coterie.runs.storage.atomic_files import replacing, sync
+from coterie.runs.storage.format_versions import check_format, stamp
 
 _TOKEN = re.compile(r"[0-9a-z-]{1,80}")
 _RUN = re.compile(r"[0-9a-z-]{1,80}")
 _ENDING = ".safetensors"
-_ADVICE = "go on with the version of Coterie that the run began with, or begin a new run"
+_FORMAT = 1
 
 
 class NodeState:
@@ -116,15 +116,17 @@ class NodeState:
 
     def _write(self, path: Path, token: str, rows: Rows) -> None:
         plain = {name: value.detach().clone().contiguous() for name, value in rows.items()}
+        metadata = {**{name: str(value) for name, value in stamp(_FORMAT).items()}, "token": token}
         with replacing(path) as draft:
-            save_file(plain, draft, metadata={"format": str(FORMAT), "token": token, "order": json.dumps(list(plain))})
+            save_file(plain, draft, metadata={**metadata, "order": json.dumps(list(plain))})
 
     def _read(self, path: Path) -> tuple[str, Rows]:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 token, order, found = metadata["token"], json.loads(metadata["order"]), metadata.get("format")
-                check_format(int(found) if found else None, path, _ADVICE)
+                record = {**metadata, "format": int(found) if found else None}
+                check_format(f"the node's state {path}", record, _FORMAT, CheckpointError)
                 # Cloned out of the file's mapping, whose alignment is not that of memory that PyTorch allocates.
                 rows = {name: file.get_tensor(name).clone() for name in order}
                 return token, rows

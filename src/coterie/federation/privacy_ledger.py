@@ -23,16 +23,17 @@ from pathlib import Path
 from torch import Tensor
 
 from coterie.errors import CheckpointError
-from coterie.federation._format import FORMAT, check_format
 from coterie.federation.agreement import Promise
 from coterie.federation.wire import Rejected
 from coterie.randomness import secret_normal
 from coterie.rows import Rows
 from coterie.runs.storage.atomic_files import write_text
+from coterie.runs.storage.format_versions import check_format, stamp
 from coterie.simulation.privacy import protect, spent
 
 KEY, FILE = "privacy.key", "privacy.json"
 _BYTES = 32
+_FORMAT = 1
 
 
 class Ledger:
@@ -97,7 +98,7 @@ class Ledger:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             replies = found["replies"]
-            check_format(found.get("format"), path, "use the version of Coterie that wrote it")
+            check_format(f"the node's record {path} of its replies", found, _FORMAT, CheckpointError)
             return {
                 run: Counter({float(noise): int(count) for noise, count in each.items()})
                 for run, each in replies.items()
@@ -107,7 +108,7 @@ class Ledger:
 
     def _write(self, counts: Mapping[str, Counter[float]]) -> None:
         plain = {run: {repr(noise): count for noise, count in each.items()} for run, each in counts.items()}
-        write_text(self._folder / FILE, json.dumps({"format": FORMAT, "replies": plain}, indent=1) + "\n")
+        write_text(self._folder / FILE, json.dumps({**stamp(_FORMAT), "replies": plain}, indent=1) + "\n")
 
     def _secret(self) -> bytes:
         path = self._folder / KEY
