@@ -75,6 +75,9 @@ class Dataset:
     preparation
         What ``mean``, ``std`` and ``fill`` are statistics of; a run takes them anew, from its training samples. Without
         one they are constants.
+    test_apart
+        Whether natural clients are tested on their own samples of the official test set, and on no others. Otherwise
+        official training and test samples are dealt out together.
     """
 
     name: str
@@ -92,6 +95,7 @@ class Dataset:
     owner_names: tuple[str, ...] = field(default=(), repr=False)
     fill: tuple[float, ...] = field(default=(), repr=False)
     preparation: Preparation | None = field(default=None, repr=False)
+    test_apart: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         count = len(self.x)
