@@ -23,7 +23,7 @@ from coterie.errors import ConfigError, UnknownName
 from coterie.models.registry import check_name as check_model
 from coterie.simulation.attack_registry import ATTACKS
 from coterie.tasks import BALANCED, read_weights, written_weights
-from coterie.user_code import IMPORT
+from coterie.user_code import IMPORT, OBJECT
 from coterie.yaml_file import read_yaml
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ class ExperimentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
     algorithm: What[str] = Field(description="the method's name, or the path of a Python file that defines one")
-    algorithm_sha256: What[str | None] = Field(None, description="checksum of the Python file that defines the method")
+    algorithm_sha256: What[str | None] = Field(
+        None, description="checksum of the file or class that defines the method"
+    )
     settings: What[dict[str, Any]] = Field(default_factory=dict, description="the method's own parameters")
     data: What[str] = Field("digits", description="the data set, with options after a colon")
     partition: What[str] = Field(
@@ -234,6 +236,7 @@ def from_mapping(values: Mapping[str, Any]) -> ExperimentConfig:
     values = _gathered(values, "settings")
     if values.get("algorithm") is None:
         raise ConfigError("algorithm is missing: name the method to run")
+    registry.refuse_missing(str(values["algorithm"]), values.get("algorithm_sha256"))
     check_names(values)
     for name in values:
         if name not in ExperimentConfig.model_fields:
@@ -332,7 +335,7 @@ def _check_specs(config: ExperimentConfig) -> None:
         attacks.parse(config.attack)
     for metric in config.metrics:
         metric_table.get(metric)
-    if config.loss is not None and config.loss not in problem.LOSSES and not config.loss.startswith(IMPORT):
+    if config.loss is not None and config.loss not in problem.LOSSES and not config.loss.startswith((IMPORT, OBJECT)):
         raise UnknownName("loss", config.loss, [*problem.LOSSES, f"{IMPORT}module:function"])
 
 
@@ -369,7 +372,13 @@ def _with_absolute_paths(text: str) -> str:
 
 def _algorithm_file(config: ExperimentConfig) -> dict[str, str]:
     if not registry.is_file(config.algorithm):
-        return {}
+        known = registry.handed_over(config.algorithm)
+        if config.algorithm_sha256 not in (None, known):
+            raise ConfigError(
+                f"algorithm {config.algorithm!r} is not the class that the run began with: hand the old one over, or "
+                "begin a new run"
+            )
+        return {} if known is None else {"algorithm_sha256": known}
     path = Path(config.algorithm).expanduser().resolve()
     content = registry.digest(path)
     if config.algorithm_sha256 not in (None, content):

@@ -82,6 +82,9 @@ class Dataset:
         one they are constants.
     columns
         What a table's columns are, by name and in their order, as in its schema: what makes ``x`` of new rows.
+    test_apart
+        Whether natural clients are tested on their own samples of the official test set, and on no others. Otherwise
+        official training and test samples are dealt out together.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Dataset:
     fill: tuple[float, ...] = field(default=(), repr=False)
     preparation: Preparation | None = field(default=None, repr=False)
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    test_apart: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         count = len(self.x)

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from coterie import user_code
 from coterie.errors import ConfigError, CoterieError, ModelError, UnknownName
-from coterie.user_code import IMPORT
+from coterie.user_code import IMPORT, OBJECT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -239,6 +239,10 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: obje
     if name.startswith(IMPORT):
         module, target, given = _parts(name)
         return _imported(module, target, shape, outputs, {**given, **options})
+    if name.startswith(OBJECT):
+        from coterie.models.handed_over import build_handed_over
+
+        return build_handed_over(name, shape, outputs)
     check_name(name)
     entry = _ENTRIES[kind]
     return entry.builder(shape, outputs, **_validated(entry, {**_options(name, rest), **options}))
@@ -270,7 +274,7 @@ def _arguments(
 def check_name(name: str) -> None:
     """Refuse a name that no model has, before anything is imported; options after a colon may follow it."""
     kind = name.partition(":")[0]
-    if not name.startswith(IMPORT) and kind not in _ENTRIES:
+    if not name.startswith((IMPORT, OBJECT)) and kind not in _ENTRIES:
         raise UnknownName("model", kind, [*_ENTRIES, f"{IMPORT}package.module:Class"])
 
 

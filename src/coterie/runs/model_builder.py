@@ -25,7 +25,7 @@ from coterie.models.problem import LOSSES, PerSampleLoss, Problem
 from coterie.runs.population import Population
 from coterie.simulation import attacks
 from coterie.tasks import BALANCED, TASKS, read_weights
-from coterie.user_code import IMPORT
+from coterie.user_code import IMPORT, OBJECT
 
 
 def make_engine(
@@ -116,6 +116,9 @@ def _class_weights(config: ExperimentConfig, population: Population, samples: Sa
 
 
 def _loss(name: str | None) -> str | PerSampleLoss | None:
+    if name is not None and name.startswith(OBJECT):
+        handed_over: PerSampleLoss = user_code.find("loss", name)
+        return handed_over
     if name is None or not name.startswith(IMPORT):
         return name
     loss: PerSampleLoss = user_code.load(
@@ -148,10 +151,22 @@ def _try_out(config: ExperimentConfig, problem: Problem, samples: Samples, datas
         )
     with _reported(loss, f"outputs of shape {tuple(outputs.shape)}"):
         losses = problem.loss(outputs, y)
+        half = max(1, len(y) // 2)
+        some = problem.loss(outputs[:half], y[:half])
+    _refuse_other_than_one_each(loss, losses, some, y)
+
+
+def _refuse_other_than_one_each(loss: str, losses: object, some: object, y: Tensor) -> None:
+    """See that a loss is one of each sample: engines weigh and sum them, over samples of one client or of many."""
+    wanted = f"but must give one for each of {len(y)} samples"
+    if not isinstance(losses, Tensor) or not isinstance(some, Tensor):
+        raise ConfigError(f"{loss} gives a {type(losses).__name__}, {wanted}: a tensor")
+    if losses.dim() == 0:
+        raise ConfigError(f"{loss} gives one number, {wanted}: leave the mean out (reduction='none')")
     if losses.shape != y.shape:
-        raise ConfigError(
-            f"{loss} gives a result of shape {tuple(losses.shape)}, but must give one for each of {len(y)} samples"
-        )
+        raise ConfigError(f"{loss} gives a result of shape {tuple(losses.shape)}, {wanted}")
+    if not torch.allclose(some, losses[: len(some)], rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise ConfigError(f"{loss} gives a sample another loss when other samples are there, {wanted} by itself")
 
 
 @contextlib.contextmanager

@@ -115,11 +115,11 @@ class Scorer:
     def scores(self, round_number: int, answers: bool = False, keep: Keep | None = None) -> list[Score]:
         """Evaluate every model on every client's own samples, after the round that was played last.
 
-        ``answers`` asks for every test sample's too, which are given of classes and where one process has all clients.
-        ``keep`` is shown the personal models and those of newcomers.
+        ``answers`` asks for every test sample's too, which are given of classes. ``keep`` is shown the personal models
+        and those of newcomers.
         """
         keep = keep or (lambda kind, clients, rows: None)
-        self._answering = answers and self.simulation.processes.count == 1 and self.primary in _OF_CLASSES
+        self._answering = answers and self.primary in _OF_CLASSES
         simulation, algorithm = self.simulation, self.simulation.algorithm
         blocks = [group.clients for group in self._blocks]
         scores: list[Score] = []
@@ -176,7 +176,7 @@ class Scorer:
         names = ("loss", *self.simulation.engine.problem.metrics)
         found, answers = processes.together(partial(self._values, model, rows, targets, shared))
         values = iter(processes.gathered(found, group.clients))
-        given = {("test", "loss"): answers}
+        given = {("test", "loss"): self._of_all(answers, group)}
         return [
             Score(model, split, name, next(values), group.clients, given.get((split, name)))
             for split in targets.splits
@@ -211,6 +211,19 @@ class Scorer:
                 test = slice(*targets.offsets[[first, first + len(targets.clients)]].tolist())
                 answers = metric_table.answers(outputs[test], targets.values[test])
         return out.flatten(0, 1), answers
+
+    def _of_all(self, answers: Tensor | None, group: _Group) -> Tensor | None:
+        """Put together the answers of all processes, client after client."""
+        processes, sizes = self.simulation.processes, self.simulation.engine.sizes["test"]
+        if processes.count == 1 or not self._answering or "test" not in group.targets.splits:
+            return answers
+        places = torch.arange(int(sizes[group.clients].max()), device=sizes.device)
+        # Processes exchange columns of one length: each client's answers are padded to the longest.
+        own = places < sizes[group.targets.clients].unsqueeze(1)
+        padded = torch.zeros(own.shape, dtype=torch.float32, device=sizes.device)
+        if answers is not None:
+            padded[own] = answers
+        return processes.gathered(padded.T, group.clients).T[places < sizes[group.clients].unsqueeze(1)]
 
     def _joined(self, parts: list[list[Score]]) -> list[Score]:
         """Put the scores of all blocks of clients together; of a block without samples there are none."""
