@@ -38,7 +38,16 @@ from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.studies.comparison.plan import ComparisonPlan, PlannedRun
 from coterie.studies.comparison.standings import Standings, standings
 from coterie.studies.comparison.tables import csv_text, plain, table
-from coterie.studies.comparison.workers import RunFunction, run_in_turn, run_side_by_side
+from coterie.studies.comparison.workers import (
+    EndedRun,
+    Group,
+    RoundCallback,
+    RunFunction,
+    divided,
+    play_groups,
+    run_in_turn,
+    workers_that_gain,
+)
 from coterie.tracking import make_all
 from coterie.yaml_file import read_yaml
 
@@ -127,8 +136,9 @@ def _run_all(plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, p
     done = len(plan.runs) - len(left)
     try:
         with _stopped_by_sigterm(folder), _display(len(plan.runs), done, progress) as display:
-            report = display.round_ended
-            ends = run_in_turn(left, play, report) if jobs == 1 else run_side_by_side(left, play, jobs, report)
+            count = workers_that_gain(jobs, len(left), {run.config.device for run in left})
+            groups = divided([[run] for run in left], count)
+            ends = play_groups(groups, functools.partial(_play_group, play), count, display.round_ended)
             with contextlib.closing(ends):
                 for run, sentence in ends:
                     if sentence is not None:
@@ -167,6 +177,10 @@ def _stopped_by_sigterm(folder: Path) -> Iterator[None]:
 
 def _finished(folder: Path, run: PlannedRun) -> bool:
     return (folder / _RUNS / run.name / "summary.json").exists()
+
+
+def _play_group(play: RunFunction, group: Group, round_ended: RoundCallback) -> Iterator[EndedRun]:
+    return run_in_turn(group, play, round_ended)
 
 
 def _play(
