@@ -24,8 +24,6 @@ from types import FrameType
 from typing import Any, get_args
 
 import yaml
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from coterie import api
 from coterie.errors import ConfigError, Interrupted, RunFolderError
@@ -48,6 +46,7 @@ from coterie.studies.comparison.workers import (
     run_in_turn,
     workers_that_gain,
 )
+from coterie.studies.progress import PartProgress, study_progress
 from coterie.tracking import make_all
 from coterie.yaml_file import read_yaml
 
@@ -61,7 +60,7 @@ def compare(
     data_dir: str | os.PathLike[str] | None = None,
     at: At = "final",
     jobs: int = 1,
-    progress: bool = True,
+    progress: bool | PartProgress = True,
     track: Sequence[str] = (),
 ) -> Standings:
     """Run all that is left of a comparison, and write its tables.
@@ -82,7 +81,7 @@ def compare(
     jobs
         How many runs at a time; more than one are processes of their own, which share the CPU's cores.
     progress
-        Show progress.
+        Show progress; or the part that this comparison is of a study, whose progress is shown.
     track
         Trackers that are told of every run, by name; see :func:`coterie.run`.
 
@@ -95,8 +94,10 @@ def compare(
     _refuse_several_processes()
     _refuse_without_validation(plan, at)
     make_all(track)  # what is wrong with them is said before anything is begun
+    play = functools.partial(_play, folder, data_dir, tuple(track))
     with _locked(plan, folder):
-        diverged = _run_all(plan, folder, functools.partial(_play, folder, data_dir, tuple(track)), jobs, progress)
+        with _shown(plan, progress) as part:
+            diverged = _run_all(plan, folder, play, jobs, part)
         found = standings(plan, _results(plan, folder, diverged), at)
         shown = table(found)
         write_json(folder / STANDINGS, plain(found))
@@ -129,23 +130,38 @@ def _results(plan: ComparisonPlan, folder: Path, diverged: Mapping[str, str]) ->
     return {run.name: None if run.name in diverged else Result(folder / _RUNS / run.name) for run in plan.runs}
 
 
-def _run_all(plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, progress: bool) -> Mapping[str, str]:
+@contextlib.contextmanager
+def _shown(plan: ComparisonPlan, progress: bool | PartProgress) -> Iterator[PartProgress]:
+    if isinstance(progress, PartProgress):
+        yield progress
+    else:
+        with study_progress("comparison", progress) as study:
+            yield study.part("", plan.runs)
+
+
+def _run_all(
+    plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, progress: PartProgress
+) -> Mapping[str, str]:
     """Run what is left, and give the runs that diverged with the sentence that says so."""
     diverged = read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {}
     left = [run for run in plan.runs if run.name not in diverged and not _finished(folder, run)]
+    waiting = {run.name for run in left}
+    for run in plan.runs:
+        if run.name not in waiting:
+            progress.found_finished(run)
     done = len(plan.runs) - len(left)
     try:
-        with _stopped_by_sigterm(folder), _display(len(plan.runs), done, progress) as display:
+        with _stopped_by_sigterm(folder):
             count = workers_that_gain(jobs, len(left), {run.config.device for run in left})
             groups = divided([[run] for run in left], count)
-            ends = play_groups(groups, functools.partial(_play_group, play), count, display.round_ended)
+            ends = play_groups(groups, functools.partial(_play_group, play), count, progress.round_ended)
             with contextlib.closing(ends):
                 for run, sentence in ends:
                     if sentence is not None:
                         diverged[run.name] = sentence
                         write_json(folder / _DIVERGED, diverged)
                     done += 1
-                    display.run_ended(run)
+                    progress.run_ended(run, failed=sentence is not None)
     except (Interrupted, KeyboardInterrupt) as stop:
         again = Interrupted(folder, 0, stop.signal_number if isinstance(stop, Interrupted) else signal.SIGINT)
         # What is to be resumed is the comparison, not the run that it was stopped in.
@@ -249,35 +265,3 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
             if before != value:
                 return f"{name} of {run}: {before} there, {value} here"
     return "" if list(runs) == list(new["runs"]) else "its runs are others"
-
-
-class _Display:
-    """One line for the whole and one for each run that is going on."""
-
-    def __init__(self, bar: Progress, runs: int, done: int) -> None:
-        self._bar, self._going = bar, dict[str, TaskID]()
-        self._all = bar.add_task("comparison", total=runs, completed=done, score="runs")
-
-    def round_ended(self, run: PlannedRun, round_number: int, mean: float | None) -> None:
-        if run.name not in self._going:
-            self._going[run.name] = self._bar.add_task(run.name, total=run.config.rounds, score="")
-        self._bar.update(self._going[run.name], completed=round_number)
-        if mean is not None:
-            self._bar.update(self._going[run.name], score=f"{mean:.4f}")
-
-    def run_ended(self, run: PlannedRun) -> None:
-        self._bar.remove_task(self._going.pop(run.name))
-        self._bar.advance(self._all)
-
-
-@contextlib.contextmanager
-def _display(runs: int, done: int, show: bool) -> Iterator[_Display]:
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[score]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
-        yield _Display(bar, runs, done)
