@@ -133,7 +133,7 @@ def test_side_by_side_gives_the_same_table_and_stops_likewise(tmp_path: Path, mo
     turn, side = tmp_path / "turn", tmp_path / "side"
     compare(plan, turn, progress=False)
     with monkeypatch.context() as patched, pytest.raises(Interrupted, match=r"0 of 2 runs .* the same command"):
-        patched.setattr("coterie.studies.comparison.runner._Display.round_ended", interrupt_after_a_round)
+        patched.setattr("coterie.studies.progress.PartProgress.round_ended", interrupt_after_a_round)
         compare(plan, side, jobs=2, progress=False)
     assert any((side / "runs" / run.name / "checkpoint").is_dir() for run in plan.runs)
     compare(plan, side, jobs=2, progress=False)
