@@ -35,10 +35,12 @@ from coterie.rows.distributed import launched
 from coterie.runs.experiment import Watcher
 from coterie.runs.storage import lock_folder
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
+from coterie.simulation.processes import OneProcess
 from coterie.studies.comparison.plan import ComparisonPlan, PlannedRun
 from coterie.studies.comparison.standings import Standings, standings
 from coterie.studies.comparison.tables import csv_text, plain, table
-from coterie.studies.comparison.workers import RunFunction, run_in_turn, run_side_by_side
+from coterie.studies.comparison.together import run_joined
+from coterie.studies.comparison.workers import RunFunction, run_side_by_side
 from coterie.tracking import make_all
 from coterie.yaml_file import read_yaml
 
@@ -128,7 +130,7 @@ def _run_all(plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, p
     try:
         with _stopped_by_sigterm(folder), _display(len(plan.runs), done, progress) as display:
             report = display.round_ended
-            ends = run_in_turn(left, play, report) if jobs == 1 else run_side_by_side(left, play, jobs, report)
+            ends = run_joined(left, play, report) if jobs == 1 else run_side_by_side(left, play, jobs, report)
             with contextlib.closing(ends):
                 for run, sentence in ends:
                     if sentence is not None:
@@ -170,13 +172,18 @@ def _finished(folder: Path, run: PlannedRun) -> bool:
 
 
 def _play(
-    folder: Path, data_dir: str | os.PathLike[str] | None, track: Sequence[str], run: PlannedRun, watch: Watcher
+    folder: Path,
+    data_dir: str | os.PathLike[str] | None,
+    track: Sequence[str],
+    run: PlannedRun,
+    watch: Watcher,
+    processes: OneProcess | None = None,
 ) -> None:
     path = folder / _RUNS / run.name
     if (path / "config.yaml").exists():
-        api.resume(path, data_dir=data_dir, progress=watch, track=track)
+        api.play_on(path, processes, data_dir=data_dir, progress=watch, track=track)
     else:
-        api.run_config(run.config, out=path, data_dir=data_dir, progress=watch, track=track)
+        api.play_config(run.config, processes, out=path, data_dir=data_dir, progress=watch, track=track)
 
 
 def _refuse_several_processes() -> None:
