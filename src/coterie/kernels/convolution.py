@@ -15,7 +15,8 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coterie.kernels._convolution_kernels import filters_kernel, windows_kernel
+from coterie.kernels import launch
+from coterie.kernels._convolution_kernels import arrange_kernel, filters_kernel, windows_kernel
 
 _PROGRAMS = 1056
 """Programs that keep a device busy: eight on each of the 132 processors of an H200, most of which idle with 250."""
@@ -78,13 +79,18 @@ def _power(least: int, number: int, most: int) -> int:
 
 def tiles_of(kind: str, features: int, terms: int, precision: str) -> Tiles:
     """Return the tiles for ``"forward"``, ``"images"`` or ``"filters"``: what is computed."""
-    # Timed on an H200. The filters' gradient gets two warps: with four, Triton uses Hopper's warp-group products, which
+    # Timed on an H200. The filters' gradient gets few warps: with four, Triton uses Hopper's warp-group products, which
     # need both factors transposed first (0.59 instead of 0.22 ms in TF32).
+    exact = precision == "tf32x3"
+    if kind == "filters" and terms < 64:
+        return Tiles(_power(16, terms, 32), _power(16, features, 32), 32 if exact else 16, 1, 3)
     if kind == "filters":
-        return Tiles(_power(16, terms, 64 if precision == "tf32x3" else 128), _power(16, features, 64), 32, 2, 3)
+        return Tiles(64, _power(16, features, 64), 32 if exact else 64, 2, 3 if exact else 2)
     if terms < 64:
-        return Tiles(64, _power(16, features, 32), 32, 4, 3)
-    return Tiles(128, _power(16, features, 64), 32, 4, 3)
+        return Tiles(128, _power(16, features, 32), 32, 4, 3)
+    if kind == "images":
+        return Tiles(64 if exact else 128, _power(16, features, 32), 32, 4, 3)
+    return Tiles(128, _power(16, features, 64), 32, 4, 3) if exact else Tiles(128, _power(16, features, 64), 64, 4, 2)
 
 
 def _constants(shape: ConvolutionGeometry) -> dict[str, int]:
@@ -101,9 +107,58 @@ def _constants(shape: ConvolutionGeometry) -> dict[str, int]:
     }
 
 
+class Filters(NamedTuple):
+    """Filters as the kernels read them.
+
+    Parameters
+    ----------
+    upper
+        ``[rows, results, places, inputs]``.
+    lower
+        What remains of numbers that were cut to their 11 leading bits; the same as ``upper`` where none were cut.
+    """
+
+    upper: Tensor
+    lower: Tensor
+
+
+def arranged(weight: Tensor, precision: str, turned: bool = False) -> Filters:
+    """Arrange filters ``[rows, features, channels, height, width]`` for a convolution with them.
+
+    With ``turned``, for the gradient of the images: by half a turn, from features to channels.
+    """
+    weight = weight if weight[0].is_contiguous() else weight.contiguous()
+    rows, features, channels, height, width = weight.shape
+    places = height * width
+    to, source = (channels, features) if turned else (features, channels)
+    row, feature, channel = weight.stride()[:3]
+    upper = weight.new_empty(rows, to, places, source)
+    split = precision == "tf32x3"
+    lower = torch.empty_like(upper) if split else upper
+    block = _power(1, source, 32)
+    launch(
+        arrange_kernel,
+        (to * triton.cdiv(source, block), rows),
+        weight,
+        upper,
+        lower,
+        row,
+        channel if turned else feature,
+        feature if turned else channel,
+        TO=to,
+        FROM=source,
+        PLACES=places,
+        TURNED=turned,
+        SPLIT=split,
+        B=block,
+        P=_power(1, places, places * 2),
+    )
+    return Filters(upper, lower)
+
+
 def images_with_filters(
     image: Tensor,
-    filters: Tensor,
+    filters: Filters,
     bias: Tensor | None,
     shape: ConvolutionGeometry,
     size: tuple[int, int],
@@ -114,28 +169,34 @@ def images_with_filters(
     kind: str = "forward",
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """Convolve images ``[rows × samples, channels, height, width]`` with filters ``[rows, terms, features]``.
+    """Convolve images ``[rows × samples, channels, height, width]`` with :func:`arranged` filters.
 
-    The terms are kernel height × kernel width × channels. Where ``mask``, which is shaped like the image, is not above
+    Where ``mask``, which is shaped like the image, is not above
     zero, the image counts as zero. The result is ``[rows × samples, features, *size]`` with channels last in memory.
     """
-    rows, terms, features = filters.shape
-    everything, channels, height, width = image.shape
+    rows, features, places, channels = filters.upper.shape
+    terms = places * channels
+    everything, _, height, width = image.shape
     samples = everything // rows
     out = image.new_empty(everything, *size, features)
     tiles = tiles or tiles_of(kind, features, terms, precision)
     grid = (triton.cdiv(samples * size[0] * size[1], tiles.m) * triton.cdiv(features, tiles.n), rows)
-    windows_kernel[grid](
+    of_mask = image if mask is None else mask
+    by_spot = channels % tiles.k == 0 and _over_the_border(shape, size, (height, width))
+    launch(
+        windows_kernel,
+        grid,
         image,
         out,
-        filters,
-        filters if bias is None else bias,
-        image if mask is None else mask,
+        filters.upper,
+        filters.lower,
+        filters.upper if bias is None else bias,
+        of_mask,
+        samples,
         0 if bias is None else bias.stride(0),
         *_places(image),
-        *out.stride()[:3],
-        *_places(image if mask is None else mask),
-        SAMPLES=samples,
+        out.stride(0),
+        *_places(of_mask),
         HEIGHT=height,
         WIDTH=width,
         CHANNELS=channels,
@@ -146,6 +207,8 @@ def images_with_filters(
         BIAS=bias is not None,
         RELU=relu,
         MASKED=mask is not None,
+        LONG=_is_long(samples, image, out, of_mask),
+        BY_SPOT=by_spot,
         PRECISION=precision,
         M=tiles.m,
         N=tiles.n,
@@ -154,6 +217,21 @@ def images_with_filters(
         num_stages=tiles.stages,
     )
     return out.permute(0, 3, 1, 2)
+
+
+def _over_the_border(shape: ConvolutionGeometry, size: tuple[int, int], sides: tuple[int, int]) -> bool:
+    """Return whether a fifth or more of all windows' places lie beyond the images, so that skipping them pays."""
+    share = 1.0
+    for kernel, stride, pad, dilation, count, side in zip(*shape, size, sides, strict=True):
+        starts = [at * stride - pad for at in range(count)]
+        on_image = sum(0 <= start + place * dilation < side for start in starts for place in range(kernel))
+        share *= on_image / (kernel * count)
+    return share <= 0.8
+
+
+def _is_long(samples: int, *tensors: Tensor) -> bool:
+    """Return whether offsets within the samples of a row exceed 32 bits."""
+    return any(samples * tensor.stride(0) >= 2**31 for tensor in tensors)
 
 
 def filters_gradient(
@@ -185,18 +263,21 @@ def filters_gradient(
     out = image.new_empty(parts, rows, features, channels, *shape.kernel)
     shifts = image.new_empty(parts, rows, features) if bias else None
     grid = (blocks, rows, parts)
-    filters_kernel[grid](
+    of_mask = gradient if mask is None else mask
+    launch(
+        filters_kernel,
+        grid,
         image,
         gradient,
-        gradient if mask is None else mask,
+        of_mask,
         out,
         out if shifts is None else shifts,
         piece,
         rows,
+        everything // rows,
         *_places(image),
         *_places(gradient),
-        *_places(gradient if mask is None else mask),
-        SAMPLES=everything // rows,
+        *_places(of_mask),
         HEIGHT=height,
         WIDTH=width,
         CHANNELS=channels,
@@ -206,6 +287,7 @@ def filters_gradient(
         **_constants(shape),
         BIAS=bias,
         MASKED=mask is not None,
+        LONG=_is_long(everything // rows, image, gradient, of_mask),
         PRECISION=precision,
         M=tiles.m,
         N=tiles.n,
@@ -226,8 +308,7 @@ class RowConvolution(torch.autograd.Function):
         image: Tensor, weight: Tensor, bias: Tensor | None, shape: ConvolutionGeometry, relu: bool, precision: str
     ) -> Tensor:
         """Convolve ``[rows × samples, channels, height, width]`` with ``[rows, features, channels, ...]``."""
-        rows = len(weight)
-        filters = weight.permute(0, 3, 4, 2, 1).reshape(rows, -1, weight.shape[1]).contiguous()
+        filters = arranged(weight, precision)
         reach = [d * (k - 1) for d, k in zip(shape.dilation, shape.kernel, strict=True)]
         size = tuple(
             (side + 2 * pad - far - 1) // stride + 1
@@ -252,7 +333,7 @@ class RowConvolution(torch.autograd.Function):
         of_image = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
             # The images' gradient is the result's gradient, convolved with the filters turned by half a turn.
-            turned = weight.flip(3, 4).permute(0, 3, 4, 1, 2).reshape(rows, -1, weight.shape[2]).contiguous()
+            turned = arranged(weight, ctx.precision, turned=True)
             padding = tuple(
                 d * (k - 1) - p for d, k, p in zip(shape.dilation, shape.kernel, shape.padding, strict=True)
             )

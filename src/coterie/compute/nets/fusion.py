@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from coterie import kernels
+from coterie.models.dropout import StreamDropout
 
 Fusion = Literal["skip", "pool", "pool, relu", "convolve, relu"]
 
@@ -48,7 +49,27 @@ def _is_relu(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
     return _module(node, modules, nn.ReLU)
 
 
-def pooled(layer: nn.MaxPool2d, x: Tensor, relu: bool) -> Tensor:
+def flattened(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> set[fx.Node]:
+    """Return the nodes whose images are flattened next, so that channels had better come first in memory."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if _is_flatten(node, modules):
+            before = node.args[0]
+            while isinstance(before, fx.Node) and len(before.users) == 1:
+                found.add(before)
+                if not (_is_relu(before, modules) or _module(before, modules, StreamDropout)):
+                    break
+                before = before.args[0]
+    return found
+
+
+def _is_flatten(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    if node.op in ("call_function", "call_method"):
+        return node.target in (torch.flatten, "flatten", "reshape")
+    return _module(node, modules, nn.Flatten)
+
+
+def pooled(layer: nn.MaxPool2d, x: Tensor, relu: bool, channels_first: bool = False) -> Tensor:
     """Take the largest value of each window, and rectify it if wanted."""
     window, stride = _pair(layer.kernel_size), _pair(layer.stride)
     side_by_side = window == stride and _pair(layer.padding) == (0, 0) and _pair(layer.dilation) == (1, 1)
@@ -56,7 +77,7 @@ def pooled(layer: nn.MaxPool2d, x: Tensor, relu: bool) -> Tensor:
     if side_by_side and not layer.ceil_mode and window[0] * window[1] < 100 and x.dim() == 4 and kernels.usable(x):
         from coterie.kernels.pooling import pool
 
-        return pool(x, window, relu)
+        return pool(x, window, relu, channels_first)
     largest: Tensor = layer(x)
     return largest.relu() if relu else largest
 

@@ -59,6 +59,7 @@ class StackedNet(RowNet):
             raise ModelError(f"{type(module).__name__} uses parameters outside of layers")
         self._modules = dict(module.named_modules())
         self._fused = fusion.plan(self._graph, self._modules)
+        self._flattened = fusion.flattened(self._graph, self._modules)
         # A parameter that two layers share is in the rows once, under the first of its names.
         rows = {value: name for name, value in module.named_parameters()}
         self._own = {
@@ -115,7 +116,8 @@ class StackedNet(RowNet):
             if fused == "skip":
                 values[node] = args[0]
             elif fused in ("pool", "pool, relu"):
-                values[node] = fusion.pooled(self._modules[str(node.target)], args[0], fused == "pool, relu")
+                layer = self._modules[str(node.target)]
+                values[node] = fusion.pooled(layer, args[0], fused == "pool, relu", node in self._flattened)
             elif node.op == "call_function" and calls.replaces(node.target):
                 values[node] = calls.call(node.target, args, kwargs)
             elif node.op == "call_function":
