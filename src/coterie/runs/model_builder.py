@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +29,16 @@ from coterie.user_code import IMPORT, OBJECT
 
 
 def make_engine(
-    config: ExperimentConfig, population: Population, device: torch.device, choices: Mapping[str, Any] | None = None
+    config: ExperimentConfig,
+    population: Population,
+    device: torch.device,
+    choices: Mapping[str, Any] | None = None,
+    hold: Callable[[Samples], Samples] = lambda samples: samples,
 ) -> Engine:
-    """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before."""
+    """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before.
+
+    ``hold`` may put in place of samples the same ones that are held already.
+    """
     choices = choices or {}
     dataset, dtype = population.dataset, getattr(torch, config.dtype)
     _refuse_unfit(config, dataset)
@@ -43,6 +50,7 @@ def make_engine(
     labels = _poisoned(config, population) if len(population.roles.attackers) else None
     where = {"device": device, "dtype": dtype}
     samples = Samples.of(dataset, population.shares, seed=config.seed, **where, labels=labels, own=population.own)
+    samples = hold(samples)
     if config.class_weights is not None:
         values = _class_weights(config, population, samples).to(device=device, dtype=dtype)
         samples = replace(samples, class_weights=ClassWeights.of(values, samples))

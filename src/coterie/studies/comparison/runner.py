@@ -33,9 +33,11 @@ from coterie.rows.distributed import launched
 from coterie.runs.experiment import Watcher
 from coterie.runs.storage import lock_folder
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
+from coterie.simulation.processes import OneProcess
 from coterie.studies.comparison.plan import ComparisonPlan, PlannedRun
 from coterie.studies.comparison.standings import Standings, standings
 from coterie.studies.comparison.tables import csv_text, plain, table
+from coterie.studies.comparison.together import joined, run_joined
 from coterie.studies.comparison.workers import (
     EndedRun,
     Group,
@@ -43,7 +45,6 @@ from coterie.studies.comparison.workers import (
     RunFunction,
     divided,
     play_groups,
-    run_in_turn,
     workers_that_gain,
 )
 from coterie.studies.progress import PartProgress, study_progress
@@ -154,7 +155,7 @@ def _run_all(
     try:
         with _stopped_by_sigterm(folder):
             count = workers_that_gain(jobs, len(left), {run.config.device for run in left})
-            groups = divided([[run] for run in left], count)
+            groups = divided(joined(left), count)
             ends = play_groups(groups, functools.partial(_play_group, play), count, progress.round_ended)
             with contextlib.closing(ends):
                 for run, sentence in ends:
@@ -197,17 +198,22 @@ def _finished(folder: Path, run: PlannedRun) -> bool:
 
 
 def _play_group(play: RunFunction, group: Group, round_ended: RoundCallback) -> Iterator[EndedRun]:
-    return run_in_turn(group, play, round_ended)
+    return run_joined(group, play, round_ended)
 
 
 def _play(
-    folder: Path, data_dir: str | os.PathLike[str] | None, track: Sequence[str], run: PlannedRun, watch: Watcher
+    folder: Path,
+    data_dir: str | os.PathLike[str] | None,
+    track: Sequence[str],
+    run: PlannedRun,
+    watch: Watcher,
+    processes: OneProcess | None = None,
 ) -> None:
     path = folder / _RUNS / run.name
     if (path / "config.yaml").exists():
-        api.resume(path, data_dir=data_dir, progress=watch, track=track)
+        api.play_on(path, processes, data_dir=data_dir, progress=watch, track=track)
     else:
-        api.run_config(run.config, out=path, data_dir=data_dir, progress=watch, track=track)
+        api.play_config(run.config, processes, out=path, data_dir=data_dir, progress=watch, track=track)
 
 
 def _refuse_several_processes() -> None:
