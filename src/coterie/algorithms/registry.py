@@ -25,7 +25,7 @@ _FACTS = ("name", "title", "citation")
 # What methods use, in the same folder.
 _NO_METHODS = (
     *("base", "batch", "body_and_head", "client", "contract", "local_part", "local_training", "messages"),
-    "registry",
+    *("registry", "running_statistics"),
 )
 _registered: dict[str, type[Algorithm]] = {}
 

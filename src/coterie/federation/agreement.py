@@ -84,6 +84,7 @@ class Agreement(_Frozen):
     data: Schema = Field(description="what a sample is")
     model: str = Field("mlp", description="the model, with options after a colon")
     local: str = Field("", description="parameters that never leave a node, by patterns of their names")
+    buffers: str = Field("", description="running statistics of BatchNorm layers: averaged, local or frozen")
     loss: str | None = Field(None, description="the loss by name, or import:module:function")
     metrics: tuple[str, ...] = Field((), description="metrics to record, the primary one first")
     dtype: Literal["float32", "float64"] = Field("float32", description="type of all numbers")
@@ -143,6 +144,7 @@ class Agreement(_Frozen):
             "clients": len(self.members),
             "model": self.model,
             "local": self.local,
+            "buffers": self.buffers,
             "loss": self.loss,
             "metrics": self.metrics,
             "seed": self.seed,

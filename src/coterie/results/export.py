@@ -25,11 +25,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from coterie.algorithms.running_statistics import STATISTICS
 from coterie.compute.samples import Split
 from coterie.config import ExperimentConfig
 from coterie.errors import CheckpointError, ConfigError, RunFolderError
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_validation
+from coterie.models.batch_norm import statistics_state, use_plain_layers
 from coterie.models.dropout import StreamDropout
 from coterie.results import Result
 from coterie.rows import Rows
@@ -337,10 +339,12 @@ def _rows(parts: Assembly, client: int, kind: str, last: int) -> tuple[Rows | No
 def _module(parts: Assembly, client: int, rows: Rows) -> nn.Module | None:
     """Give the module with these parameters, or nothing if the method does not predict by it alone."""
     engine, problem = parts.engine, parts.engine.problem
-    if rows.keys() != {"w"} or rows["w"].shape != (problem.layout.size,):
+    if rows.keys() - {STATISTICS} != {"w"} or rows["w"].shape != (problem.layout.size,):
         return None
     module = copy.deepcopy(problem.module)
-    module.load_state_dict(problem.layout.state_dict(rows["w"]), strict=False)
+    running = statistics_state(problem.statistics, rows[STATISTICS]) if STATISTICS in rows else {}
+    module.load_state_dict(problem.layout.state_dict(rows["w"]) | running, strict=False)
+    use_plain_layers(module)
     split: Split = "test" if int(engine.sizes["test"][client]) else "train"
     whose = torch.tensor([client], device=engine.device)
     index = engine.samples.splits[split][client].unsqueeze(0)
