@@ -78,6 +78,7 @@ MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "1d": (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh()), (4,)),
     "1d, places": (nn.Sequential(nn.Conv1d(2, 3, 2), nn.BatchNorm1d(3)), (2, 5)),
     "2d": (nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.ReLU(inplace=True)), (2, 4, 5)),
+    "2d, large": (nn.Sequential(nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True)), (2, 14, 14)),
     "3d": (nn.Sequential(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2)), (1, 3, 3, 4)),
     "cumulative": (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), (4,)),
     "large eps": (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, eps=0.5, momentum=0.7)), (4,)),
