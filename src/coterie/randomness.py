@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie import kernels
+
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -138,8 +140,19 @@ def fold_in(key: Keys, number: int | Keys) -> Keys:
     Keys
         Keys that share nothing with ``key`` or with those of other numbers.
     """
+    if isinstance(key, Tensor) and _in_one_pass(key, number):
+        from coterie.kernels.hashing import fold_in as folded
+
+        return folded(key, number, (GOLDEN, MIX_1, MIX_2))
     counter = _wrap(number * GOLDEN) if isinstance(number, int) else number * GOLDEN
     return _mix(_mix(key + counter) ^ MIX_1)
+
+
+def _in_one_pass(key: Tensor, number: int | Tensor) -> bool:
+    """Return whether there is a kernel for these keys and numbers."""
+    if key.dim() != 1 or not kernels.compiled_for(key):
+        return False
+    return isinstance(number, int) or (number.dim() == 1 and len(number) in (1, len(key)))
 
 
 def _wrap(value: int) -> int:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from coterie import randomness
+from coterie import kernels, randomness
 from coterie.algorithms.base import Batch, Net
 from coterie.compute._cache import BoundedCache
 from coterie.compute.engine import join, take
@@ -228,6 +228,8 @@ class RecordedFold:
     def _record(self, rows: int) -> Callable[[], None]:
         if not self.samples.y.is_cuda:
             return lambda: self._one_step(rows)
+        with kernels.rehearsal():
+            self._one_step(rows, rewound=True)
         _warm_up(lambda: self._one_step(rows, rewound=True))
         self._buffers["at"].zero_()
         graph, _ = _capture(lambda: self._one_step(rows))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coterie import kernels
 from coterie.errors import ModelError
 from coterie.models.batch_norm import (
     COUNT,
@@ -246,8 +247,10 @@ def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float, backward
     with torch.set_grad_enabled(backward), matrix_units.tf32(False):
         # TF32's three digits would hide a wrong net, or refuse a right one.
         try:
-            got = net.outputs(params.detach().requires_grad_(backward), x)
-            wanted = reference.outputs(params, x)
+            if x.is_cuda and not backward:
+                with kernels.rehearsal():
+                    net.outputs(params, x)
+            got, wanted = net.outputs(params.detach().requires_grad_(backward), x), reference.outputs(params, x)
             if backward:
                 got.sum().backward()
             _train(net, params.detach().requires_grad_(backward), x)

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from coterie.algorithms.base import Batch
 from coterie.compute.nets import fusion
 from coterie.compute.nets.batch_norm import normalised, normalised_by_batch
+from coterie.compute.nets.fusion import Fusion
 from coterie.compute.nets.layers import STACKED, Convolution, convolved
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, joined_statistics, keyed, layout_of
 from coterie.compute.nets.taps import GradientTap, TappedMaps, affine, leaves, tapped
@@ -143,10 +144,10 @@ class StackedNet(RowNet):
             args = fx.map_arg(node.args, value_of)
             kwargs = fx.map_arg(node.kwargs, value_of)
             fused = self._fused.get(node)
-            if fused == "skip":
+            if fused == fusion.SKIP:
                 values[node] = args[0]
-            elif fused in ("pool", "pool, relu"):
-                values[node] = fusion.pooled(self._modules[str(node.target)], args[0], fused == "pool, relu")
+            elif fused is not None and fused.kind == "pool":
+                values[node] = fusion.pooled(fused, args[0])
             elif node.op == "call_function" and calls.replaces(node.target):
                 values[node] = calls.call(node.target, args, kwargs)
             elif node.op == "call_function":
@@ -154,7 +155,7 @@ class StackedNet(RowNet):
             elif node.op == "call_method":
                 values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
             elif node.op == "call_module":
-                values[node] = layers.apply(str(node.target), args, kwargs, fused == "convolve, relu")
+                values[node] = layers.apply(str(node.target), args, kwargs, fused)
             else:
                 out = args[0]
         self.note(calls)
@@ -177,8 +178,8 @@ class _Layers:
     running: Rows  # running statistics by name; layers that train put the new ones in their places
     weight: Tensor | None  # of each sample in its batch's mean; none in evaluation
 
-    def apply(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], relu: bool) -> Any:
-        """Apply a layer to folded activations, and rectify its result if wanted."""
+    def apply(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], then: Fusion | None) -> Any:
+        """Apply a layer to folded activations, and what is computed together with it."""
         child, own = self.net.layer(name)
         if isinstance(child, StreamDropout):
             return args[0] if self.key is None else child.dropped(self.key, args[0])
@@ -186,17 +187,16 @@ class _Layers:
             return self._normalised(child, own, args[0])
         weights = {short: self.named[full] for short, full in own.items() if full in self.named}
         if not weights and not any(True for _ in norms_of(child)):
-            plain = child(*args, **kwargs)
-            return plain.relu() if relu else plain
+            return fusion.finished(then, child(*args, **kwargs))
         # Frozen parameters are in no row: a layer with some of them has no stacked form.
-        out = self._stacked(child, weights, args, kwargs, relu) if len(weights) == len(own) else None
+        out = self._stacked(child, weights, args, kwargs, then) if len(weights) == len(own) else None
         if out is None:
             out = self._vectorised(child, leaves(weights, self.taps), args, kwargs)
-            return out.relu() if relu else out
+            return fusion.finished(then, out)
         return out
 
     def _stacked(
-        self, child: nn.Module, weights: Rows, args: tuple[Any, ...], kwargs: dict[str, Any], relu: bool
+        self, child: nn.Module, weights: Rows, args: tuple[Any, ...], kwargs: dict[str, Any], then: Fusion | None
     ) -> Any:
         """Apply a layer in its stacked form; ``None`` if it has none."""
         if isinstance(child, StreamLSTM | StreamGRU | StreamRNN):
@@ -221,9 +221,8 @@ class _Layers:
             return tapped(form(child, weights, args[0], self.rows, convolution), weights, args[0], self.taps)
         weights = leaves(weights, self.taps)
         if type(child) is nn.Conv2d:
-            return convolved(child, weights, args[0], self.rows, convolution, relu)
-        out = form(child, weights, args[0], self.rows, convolution)
-        return out.relu() if relu else out
+            return convolved(child, weights, args[0], self.rows, convolution, then)
+        return form(child, weights, args[0], self.rows, convolution)
 
     def _normalised(self, layer: RowBatchNorm, own: dict[str, str], x: Tensor) -> Tensor:
         """Apply a BatchNorm layer, and note its new running statistics in a pass that trains."""
