@@ -101,6 +101,7 @@ class Agreement(_Frozen):
     data: Schema = Field(description="what a sample is")
     model: str = Field("mlp", description="the model, with options after a colon")
     local: str = Field("", description="parameters that never leave a node, by patterns of their names")
+    buffers: str = Field("", description="running statistics of BatchNorm layers: averaged, local or frozen")
     loss: str | None = Field(None, description="the loss by name, or import:module:function")
     class_weights: WeightsText = Field(
         None, description="how samples count in training by class: balanced (by a node's own counts), or as no=1,yes=3"
@@ -176,6 +177,7 @@ class Agreement(_Frozen):
             "clients": len(self.members),
             "model": self.model,
             "local": self.local,
+            "buffers": self.buffers,
             "loss": self.loss,
             "class_weights": self.class_weights,
             "metrics": self.metrics,

@@ -19,6 +19,7 @@ from torch import Tensor
 from coterie import data, models, options, randomness
 from coterie.algorithms import registry
 from coterie.compute.engine import Engine
+from coterie.compute.single_values import refuse_single_values
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.data.partitions import Ragged, Shares
@@ -205,6 +206,7 @@ def make_simulation(
         local=config.local_patterns,
     )
     engine.sizes["train"] = own
+    refuse_single_values(engine, simulation.tasks.values())
     return simulation
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from coterie.algorithms import registry
 from coterie.compute.engine import Engine
 from coterie.compute.samples import Split
+from coterie.compute.single_values import refuse_single_values
 from coterie.config import ExperimentConfig
 from coterie.models.problem import Problem
 from coterie.rows.distributed import number_of
@@ -88,7 +89,7 @@ def assemble(
     fingerprint = {
         "data": _digest(population.dataset.x, population.dataset.y),
         "partition": _digest(*(getattr(population.shares, part).flat for part in ("train", "validation", "test"))),
-        "model": _digest(engine.problem.start, text=str(engine.problem.module)),
+        "model": _digest(*_model(engine.problem), text=str(engine.problem.module)),
     }
     for what, digest in fingerprint.items():
         processes.agree(f"the {what} is not the same on all ranks of the sharded run", [number_of(digest)])
@@ -109,6 +110,7 @@ def assemble(
         local=config.local_patterns,
         alter=None if config.attack is None else alteration(attacks.parse(config.attack), attackers, config.seed),
     )
+    processes.together(lambda: refuse_single_values(engine, simulation.tasks.values()))
     splits: tuple[Split, ...] = ("train", "validation", "test") if config.eval_train else ("validation", "test")
     scorer = Scorer(simulation, trainers, population.roles.newcomers.to(device), splits, config.adapt_rounds)
     honest = torch.tensor(population.roles.honest, device=device)
@@ -122,6 +124,10 @@ def _protection(config: ExperimentConfig, population: Population) -> privacy.Pro
     made = privacy.Protection(privacy.parse(config.privacy), config.seed, config.clients)
     made.replies[population.roles.trainers] += population.told
     return made
+
+
+def _model(problem: Problem) -> tuple[Tensor, ...]:
+    return (problem.start, problem.running) if problem.statistics.size else (problem.start,)
 
 
 def _digest(*tensors: Tensor, text: str = "") -> str:
