@@ -94,7 +94,7 @@ def _agreed(found: Dataset, agreement: Agreement) -> Dataset:
 
 def _filled(found: Dataset, mean: tuple[float, ...]) -> Dataset:
     """Fill gaps with the agreed means; a column that is not scaled has 0 for one."""
-    if not bool(found.x.isnan().any()):
+    if not found.x.is_floating_point() or not bool(found.x.isnan().any()):
         return replace(found, fill=(), preparation=None)
     fill = torch.tensor(mean).expand(found.x.shape[1])
     return replace(found, x=torch.where(found.x.isnan(), fill, found.x), fill=(), preparation=None)

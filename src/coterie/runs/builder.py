@@ -15,6 +15,7 @@ from coterie.algorithms import registry
 from coterie.compute.engine import Engine
 from coterie.compute.samples import Split
 from coterie.config import ExperimentConfig
+from coterie.data.mapped import let_go
 from coterie.models.problem import Problem
 from coterie.rows.distributed import number_of
 from coterie.rows.placement import nearest_folder
@@ -120,5 +121,7 @@ def _digest(*tensors: Tensor, text: str = "") -> str:
     found = hashlib.blake2b(text.encode(), digest_size=16)
     for tensor in tensors:
         found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        for piece in tensor.detach().split(4096) if tensor.dim() else [tensor.detach()]:
+            found.update(piece.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            let_go(tensor)
     return found.hexdigest()
