@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from coterie.runs import launch
 from coterie.runs.experiment import Experiment, Watcher
 from coterie.runs.handed_over import BESIDE_DATA, as_text, hand_over_again
 from coterie.runs.progress import progress_bar
+from coterie.simulation.processes import OneProcess
 from coterie.tracking import Track, Tracker, TrackerObserver, make_all
 
 _OBJECTS = ("algorithm", "data", "loss", "model", *BESIDE_DATA)
@@ -104,9 +105,22 @@ def run_config(
     Result
         The run.
     """
+    return play_config(config, None, out=out, data_dir=data_dir, progress=progress, track=track)
+
+
+def play_config(
+    config: ExperimentConfig,
+    processes: OneProcess | None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    progress: bool | Watcher = True,
+    track: Track | Sequence[Track] = (),
+) -> Result:
+    """Do what :func:`run_config` does, in given processes."""
     _check_paths(out=out, data_dir=data_dir)
     launch.refuse_shards_of_one(config.engine)
-    processes = launch.processes_for(config.engine)
+    processes = processes or launch.processes_for(config.engine)
     with contextlib.ExitStack() as on_failure:
         path = processes.told(lambda: Path(out) if out is not None else _new_folder(config))
         if out is None and processes.leads:
@@ -151,6 +165,20 @@ def resume(
     UnknownName
         If something else is handed over.
     """
+    return play_on(path, None, data_dir=data_dir, progress=progress, track=track, objects=objects)
+
+
+def play_on(
+    path: str | os.PathLike[str],
+    processes: OneProcess | None,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    progress: bool | Watcher = True,
+    track: Track | Sequence[Track] = (),
+    objects: Mapping[str, Any] | None = None,
+) -> Result:
+    """Do what :func:`resume` does, in given processes."""
+    objects = objects or {}
     _check_paths(path=path, data_dir=data_dir)
     if Result(path).finished:
         return Result(path)
@@ -159,7 +187,7 @@ def resume(
             raise UnknownName("object of a run called", name, _OBJECTS)
     held = hand_over_again(Result(path).config, objects, os.fspath(path)) if objects else []
     trackers = make_all(track) if first() else []
-    result = _finish(launch.resume(Path(path), _folder(data_dir)), progress, trackers)
+    result = _finish(launch.resume(Path(path), _folder(data_dir), processes), progress, trackers)
     del held
     return result
 

@@ -20,8 +20,10 @@ from coterie.data.owners import clients_of_the_data
 from coterie.data.partitions.registry import SCHEMES
 from coterie.data.registry import SOURCES
 from coterie.errors import ConfigError, UnknownName
+from coterie.models import buffer_policy
 from coterie.models.registry import check_name as check_model
 from coterie.simulation.attack_registry import ATTACKS
+from coterie.tasks import BALANCED, read_weights, written_weights
 from coterie.user_code import IMPORT, OBJECT
 from coterie.yaml_file import read_yaml
 
@@ -58,6 +60,7 @@ def _split(value: Any) -> Any:
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Fractions = Annotated[tuple[Fraction, ...], BeforeValidator(_split)]
+WeightsText = Annotated[str | None, BeforeValidator(written_weights)]
 
 
 class ExperimentConfig(BaseModel):
@@ -85,8 +88,16 @@ class ExperimentConfig(BaseModel):
         description="parameters that stay with their client: names or patterns, between commas; head and norm stand "
         "for the last layer's and those of all layers that normalise",
     )
+    buffers: What[str] = Field(
+        "",
+        description="running statistics of BatchNorm layers: averaged, local or frozen, or pattern=policy between "
+        "commas; averaged by default, and local in layers that stay with their client",
+    )
     loss: What[str | None] = Field(
         None, description="the loss by name, or import:module:function; the task's own by default"
+    )
+    class_weights: What[WeightsText] = Field(
+        None, description="how samples count in training by class: balanced (rare classes more), or as no=1,yes=3"
     )
     metrics: What[Names] = Field((), description="metrics to record, the primary one first; the task's own if none")
     seed: What[int] = Field(1, ge=0, description="the seed of everything that is drawn")
@@ -153,6 +164,9 @@ class ExperimentConfig(BaseModel):
             raise ValueError(f"engine=loop contradicts {names}, which only engine=batched and engine=sharded have")
         if not re.fullmatch(r"cpu|auto|cuda(:\d+)?", self.device):
             raise ValueError(f"device is {self.device!r}, but must be cpu, cuda, cuda:N or auto")
+        if self.class_weights not in (None, BALANCED):
+            read_weights(self.class_weights)
+        buffer_policy.parse(self.buffers)
         if len(set(self.metrics)) != len(self.metrics):
             raise ValueError(f"metrics are {'+'.join(self.metrics)}, but each must be named once")
         if len(set(self.s_acc)) != len(self.s_acc):

@@ -24,8 +24,18 @@ if TYPE_CHECKING:
 _FACTS = ("name", "title", "citation")
 # What methods use, in the same folder.
 _NO_METHODS = (
-    *("base", "batch", "body_and_head", "client", "contract", "local_part", "local_training", "messages"),
-    "registry",
+    *(
+        "base",
+        "batch",
+        "body_and_head",
+        "client",
+        "contract",
+        "local_part",
+        "local_training",
+        "messages",
+        "row_numbers",
+    ),
+    *("registry", "running_statistics"),
 )
 _registered: dict[str, type[Algorithm]] = {}
 _handed_over: dict[str, str] = {}  # of classes that a program handed over: their digests by name

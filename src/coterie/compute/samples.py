@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie import randomness
+from coterie.compute.class_weights import ClassWeights
 from coterie.data import Dataset
 from coterie.data.mapped import PagesInUse, is_mapped
 from coterie.data.partitions import Ragged, Shares
@@ -50,6 +51,8 @@ class Samples:
         With uint8 inputs that are scaled by each client's own statistics: the client that each sample belongs to.
     pages
         Of inputs in a file, what is in memory.
+    class_weights
+        How much a sample of each class counts in training ``[clients, classes]``; ``None`` if all count the same.
     """
 
     x: Tensor
@@ -62,6 +65,7 @@ class Samples:
     dtype: torch.dtype
     statistics_of: Tensor | None = None
     pages: PagesInUse | None = None
+    class_weights: ClassWeights | None = None
 
     @classmethod
     def of(

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from coterie.data._user_data import encode_labels, encode_owner, with_statistics
-from coterie.data.dataset import Dataset, Preparation
+from coterie.data.dataset import Dataset
 from coterie.data.sequences import padded
-from coterie.data.table_schema import Feature, TableSchema, encode, infer
+from coterie.data.table_schema import Feature, TableSchema, encode, infer, preparation_of
 from coterie.errors import DataError
 from coterie.tasks import TaskName
 
@@ -113,14 +113,19 @@ def content_of(
 
 
 def dataset_of(
-    options: TableOptions, name: str, frame: pd.DataFrame, where: str, test: pd.DataFrame | None = None
+    options: TableOptions,
+    name: str,
+    frame: pd.DataFrame,
+    where: str,
+    test: pd.DataFrame | None = None,
+    schema: TableSchema | None = None,
 ) -> Dataset:
     """Make samples of a table; each category becomes a column, and gaps are filled when it is known who has which row.
 
-    What the columns are is found in ``frame`` alone; the rows of ``test`` are the official test set, and stand apart
-    where rows have owners.
+    What the columns are is found in ``frame`` alone, unless a schema is given; the rows of ``test`` are the official
+    test set, and stand apart where rows have owners.
     """
-    content = _sound(content_of(options, frame, where), where)
+    content = _sound(content_of(options, frame, where, schema), where)
     tested = None if test is None else _sound(content_of(options, test, "test", content.schema), "test")
     whole = frame if test is None else pd.concat([frame, test], ignore_index=True)
     y, classes = encode_labels(_plain(whole[options.label]), options.task, f"{where}, column {options.label!r},")
@@ -135,11 +140,10 @@ def dataset_of(
         return Dataset(name, x, y, len(frame), options.task, classes, (0.0,), (1.0,), **known)
     features = content.features
     x = torch.cat([_numbers(each.features) for each in (content, tested) if each is not None])
-    gaps = tuple(each.gaps for each in features)
-    scaled = tuple(each.scaled and options.norm != "none" for each in features)
     known |= {
         "features": tuple(each.name for each in features),
-        "preparation": Preparation(scaled, gaps if any(gaps) else ()) if any(scaled) or any(gaps) else None,
+        "columns": {name: column.model_dump(mode="json") for name, column in content.schema.columns.items()},
+        "preparation": preparation_of(features, options.norm != "none"),
     }
     norm = ((0.0,) * x.shape[1], (1.0,) * x.shape[1])
     return with_statistics(Dataset(name, x, y, len(frame), options.task, classes, *norm, **known))

@@ -191,7 +191,8 @@ class HubSource(UserSource):
         train, test = self._read()
         if input_column(train, self) is None:
             frames = [checked_frame(as_frame(each), f"the data set {self.path}") for each in (train, test) if each]
-            return dataset_of(self, self.text(), frames[0], f"the data set {self.path}", *frames[1:])
+            tested = frames[1] if len(frames) > 1 else None
+            return dataset_of(self, self.text(), frames[0], f"the data set {self.path}", tested)
         parts = [each for each in (train, test) if each]
         where = f"the data set {self.path}"
         pieces = [replace(piece_of(each, self, where), owner=owners_of(each, self)) for each in parts]

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from coterie.data._user_data import UserSource, count_owners
 from coterie.data.dataset import Dataset
 from coterie.data.frames import TableContent, checked_frame, content_of, dataset_of, owners_of
+from coterie.data.table_schema import TableSchema
 from coterie.errors import DataError
 from coterie.tasks import TaskName
 
@@ -46,11 +47,15 @@ class TableSource(UserSource):
 
     def load(self, folder: Path, seed: int) -> Dataset:
         """Read the table; each category becomes a column, and gaps are filled when it is known who has which row."""
-        return dataset_of(self, self.text(), self._read(), self._where)
+        return self.load_as(None)
 
-    def content(self) -> TableContent:
+    def load_as(self, schema: TableSchema | None) -> Dataset:
+        """Read the table by a schema that is given, or by its own."""
+        return dataset_of(self, self.text(), self._read(), self._where, schema=schema)
+
+    def content(self, schema: TableSchema | None = None) -> TableContent:
         """Read the table and say everything that is wrong with it; a file that is no such table is refused."""
-        return content_of(self, self._read(), self._where)
+        return content_of(self, self._read(), self._where, schema)
 
     def owners(self) -> dict[str, int] | None:
         """Read the client column alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -17,6 +17,8 @@ from coterie.evaluation.selection import hybrid_oracle, hybrid_validation
 from coterie.rows import Rows
 from coterie.simulation.simulation import Simulation
 
+Keep = Callable[[str, Tensor, Rows], None]
+"""Shown the name under which models are measured, the clients and their rows, before the next ones are made."""
 _OF_CLASSES = frozenset({*metric_table.names("multiclass"), *metric_table.names("binary")})
 
 
@@ -110,18 +112,25 @@ class Scorer:
         together = len(self._blocks) == 1 and not len(newcomers)
         self._everyone = self._blocks[0] if together else _Group(simulation, everyone, splits)
 
-    def scores(self, round_number: int, answers: bool = False) -> list[Score]:
+    def scores(self, round_number: int, answers: bool = False, keep: Keep | None = None) -> list[Score]:
         """Evaluate every model on every client's own samples, after the round that was played last.
 
-        ``answers`` asks for every test sample's too, which are given of classes.
+        ``answers`` asks for every test sample's too, which are given of classes. ``keep`` is shown the personal models
+        and those of newcomers.
         """
+        keep = keep or (lambda kind, clients, rows: None)
         self._answering = answers and self.primary in _OF_CLASSES
         simulation, algorithm = self.simulation, self.simulation.algorithm
         blocks = [group.clients for group in self._blocks]
         scores: list[Score] = []
         if algorithm.has_personal:
-            made = zip(self._blocks, simulation.personal_blocks(blocks, round_number), strict=True)
-            scores += self._joined([self._score("personal", rows, group) for group, (_, rows) in made])
+            parts = []
+            for group, (block, rows) in zip(
+                self._blocks, simulation.personal_blocks(blocks, round_number), strict=True
+            ):
+                keep("personal", block, rows)
+                parts.append(self._score("personal", rows, group))
+            scores += self._joined(parts)
         with calling(f"{algorithm.title}, global_model"):
             shared = algorithm.global_model(simulation.server)
             if shared is not None:
@@ -138,6 +147,7 @@ class Scorer:
             scores += self._hybrid(scores)
         if len(self._newcomers.clients) and algorithm.has_personal:
             adapted = simulation.adapt(self._newcomers.clients, round_number, self.adapt_rounds)
+            keep("newcomer", self._newcomers.clients, adapted)
             scores += self._score("newcomer", adapted, self._newcomers)
         self._refuse_nan(round_number, scores)
         return scores
