@@ -93,7 +93,7 @@ class BatchedEngine(Engine):
         self._net = self._make_net()
         self.chunk = chunk or self._memory_chunk()
         self.compile_steps = compile_steps
-        self.record = (not on_cpu) if record is None else record
+        self.record = ((not on_cpu) if record is None else record) and samples.on_device
         self.precision = precision
         self._graphs = GraphCache()
         self._recorded: BoundedCache[tuple[Hashable, ...], RecordedFold] = BoundedCache(_RECORDED_FOLDS)

@@ -16,6 +16,7 @@ from coterie.compute.engine import Engine
 from coterie.compute.samples import Split
 from coterie.compute.single_values import refuse_single_values
 from coterie.config import ExperimentConfig
+from coterie.data.mapped import let_go
 from coterie.models.problem import Problem
 from coterie.rows.distributed import number_of
 from coterie.rows.placement import nearest_folder
@@ -134,5 +135,7 @@ def _digest(*tensors: Tensor, text: str = "") -> str:
     found = hashlib.blake2b(text.encode(), digest_size=16)
     for tensor in tensors:
         found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        for piece in tensor.detach().split(4096) if tensor.dim() else [tensor.detach()]:
+            found.update(piece.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            let_go(tensor)
     return found.hexdigest()
