@@ -149,15 +149,18 @@ def test_a_state_says_its_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format_", "says"), [(None, "no format: an earlier Coterie wrote it"), ("2", "format 2"), ("0", "format 0")]
+    ("format_", "says"),
+    [
+        (None, "has no format, as before there were any, and {reads}: use the version that wrote it"),
+        ("2", "is of a newer format, 2, and {reads}: use {writer}"),
+        ("0", "is of an older format, 0, and {reads}: use {writer}"),
+    ],
 )
 def test_a_state_of_another_format_is_one_sentence(tmp_path: Path, format_: str | None, says: str) -> None:
     state = NodeState(tmp_path, "run", rows(0))
     path = with_metadata(state, tmp_path, format=format_)
-    expected = (
-        f"{path} has {says}, but Coterie {__version__} reads format 1: go on with the version of Coterie that the run "
-        "began with, or begin a new run"
-    )
+    reads, writer = f"Coterie {__version__} reads format 1", f"Coterie {__version__}, which wrote it"
+    expected = f"the node's state {path} {says.format(reads=reads, writer=writer)}"
     for read in (state.rows, lambda: state.settle("s-1-round-0", []), lambda: state.token):
         with pytest.raises(CheckpointError) as told:
             read()

@@ -18,6 +18,7 @@ import typer
 import yaml
 
 from coterie.algorithms import registry
+from coterie.cli import agreeing, watching
 from coterie.cli.console import err, out
 from coterie.cli.shared_options import Folder, Method, Track, with_fields
 from coterie.errors import ConfigError, RunFolderError
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from coterie.federation.monitor import RunMonitor
 
 app = typer.Typer(help="Run a method between machines, over Flower.", no_args_is_help=True)
+app.command()(agreeing.describe)
+app.command()(agreeing.agree)
+app.command()(watching.watch)
 
 Project = Annotated[Path, typer.Argument(metavar="DIR", help="The project folder that `init` wrote.")]
 NodeFolder = Annotated[Path, typer.Argument(metavar="NODE", help="The node's folder, DIR/nodes/NAME.")]
@@ -239,25 +243,6 @@ def models(folder: NodeFolder) -> None:
     if spent:
         last, together = ("unbounded" if each is None else f"{each:.4g}" for each in spent.values())
         out.print(f"privacy loss ε of the last run: {last}; of all runs: {together}", highlight=False)
-
-
-@app.command()
-def describe(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A node's own data, as in node.yaml.")],
-) -> None:
-    """Say what some data are, in the words of federation.yaml, for members to agree on."""
-    from coterie.federation.party_data import read_own
-
-    found = read_own(data, Path())
-    words = {"input_shape": found.input_shape, "classes": found.classes, "columns": found.features}
-    norm = {"mean": found.mean, "std": found.std}
-    lists = {name: list(value) for name, value in words.items() if value}
-    lists |= {name: [float(f"{number:.6g}") for number in value] for name, value in norm.items()}
-    out.print(f"data:\n  task: {found.task}", markup=False, highlight=False)
-    for name, value in lists.items():
-        text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
-        out.print(f"  {name}: {text.splitlines()[0]}", markup=False, highlight=False, soft_wrap=True)
-    err.print(f"{len(found)} samples; mean and std are of these alone", highlight=False)
 
 
 @app.command()

@@ -21,17 +21,17 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from coterie.errors import CheckpointError, RunFolderError
-from coterie.federation._format import FORMAT, check_format
 from coterie.federation.wire import Rejected
 from coterie.rows import Rows
 from coterie.runs.storage.atomic_files import remove_drafts, replacing, sync
+from coterie.runs.storage.format_versions import check_format, stamp
 from coterie.runs.storage.seals import BLANK, check_seal, seal
 from coterie.runs.storage.tensor_file import save_named
 
 _TOKEN = re.compile(r"[0-9a-z-]{1,80}")
 _RUN = re.compile(r"[0-9a-z-]{1,80}")
 _ENDING = ".safetensors"
-_ADVICE = "go on with the version of Coterie that the run began with, or begin a new run"
+_FORMAT = 1
 
 
 class NodeState:
@@ -117,7 +117,8 @@ class NodeState:
 
     def _write(self, path: Path, token: str, rows: Rows) -> None:
         plain = {name: value.detach().clone().contiguous() for name, value in rows.items()}
-        save_sealed(path, plain, {"format": str(FORMAT), "token": token, "order": json.dumps(list(plain))})
+        notes = {**{name: str(value) for name, value in stamp(_FORMAT).items()}, "token": token}
+        save_sealed(path, plain, {**notes, "order": json.dumps(list(plain))})
 
     def _read(self, path: Path, names: Collection[str] | None = None) -> tuple[str, Rows]:
         """Read a state's token and its rows, or those of these names."""
@@ -126,7 +127,8 @@ class NodeState:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 token, order, found = metadata["token"], json.loads(metadata["order"]), metadata.get("format")
-                check_format(int(found) if found else None, path, _ADVICE)
+                record = {**metadata, "format": int(found) if found else None}
+                check_format(f"the node's state {path}", record, _FORMAT, CheckpointError)
                 # Cloned out of the file's mapping, whose alignment is not that of memory that PyTorch allocates.
                 wanted = order if names is None else names
                 return token, {name: file.get_tensor(name).clone() for name in wanted}

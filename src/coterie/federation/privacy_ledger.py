@@ -21,16 +21,17 @@ from pathlib import Path
 from torch import Tensor
 
 from coterie.errors import CheckpointError, RunFolderError
-from coterie.federation._format import FORMAT, check_format
 from coterie.federation.agreement import Promise
 from coterie.federation.wire import Rejected
 from coterie.randomness import secret_normal
 from coterie.rows import Rows
 from coterie.runs.storage.atomic_files import read_json, replacing, write_json
+from coterie.runs.storage.format_versions import check_format, stamp
 from coterie.simulation.privacy import protect, spent
 
 KEY, FILE = "privacy.key", "privacy.json"
 _BYTES = 32
+_FORMAT = 1
 
 
 class Ledger:
@@ -95,7 +96,7 @@ class Ledger:
         try:
             found = read_json(path)
             replies = found["replies"]
-            check_format(found.get("format"), path, "use the version of Coterie that wrote it")
+            check_format(f"the node's record {path} of its replies", found, _FORMAT, CheckpointError)
             return {
                 run: Counter({float(noise): int(count) for noise, count in each.items()})
                 for run, each in replies.items()
@@ -105,7 +106,7 @@ class Ledger:
 
     def _write(self, counts: Mapping[str, Counter[float]]) -> None:
         plain = {run: {repr(noise): count for noise, count in each.items()} for run, each in counts.items()}
-        write_json(self._folder / FILE, {"format": FORMAT, "replies": plain}, sealed=True)
+        write_json(self._folder / FILE, {**stamp(_FORMAT), "replies": plain}, sealed=True)
 
     def _secret(self) -> bytes:
         path = self._folder / KEY

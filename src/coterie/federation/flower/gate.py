@@ -19,6 +19,7 @@ import httpx
 
 from coterie.federation.flower import key_claims
 from coterie.federation.flower._internals import NODES_PATH, NodeSignatures
+from coterie.federation.flower.held_calls import HeldCalls
 
 _NODES = re.compile(re.escape(NODES_PATH) + "[a-z-]+")
 _JOINING = re.compile(re.escape(NODES_PATH) + "(register|activate)-node")
@@ -43,10 +44,20 @@ class Gate:
         The public keys of the members in OpenSSH's form.
     limit
         Bytes that a call may have.
+    held
+        Holds calls for messages until there may be one; ``None`` to pass them on at once.
     """
 
-    def __init__(self, superlink: str, ca: str, keys: Collection[str], limit: int) -> None:
+    def __init__(
+        self,
+        superlink: str,
+        ca: str,
+        keys: Collection[str],
+        limit: int,
+        held: HeldCalls | None = None,
+    ) -> None:
         self._superlink, self._limit = superlink, limit
+        self._held = held
         self._signatures, self._claims = NodeSignatures(keys), key_claims.KeyClaims()
         self._context = ssl.create_default_context(cafile=ca)
         self._client: httpx.AsyncClient | None = None
@@ -69,6 +80,8 @@ class Gate:
                 if scope["path"] == key_claims.PATH:
                     await self._claim(member, receive, send)
                 else:
+                    if self._held is not None:
+                        await self._held.hold(member, scope["path"])
                     await self._forward(scope, receive, send, self._limit)
             elif _JOINING.fullmatch(scope["path"]):
                 # Refused by the SuperLink, in words by which a node's program ends and says why: to our 401 it ends as

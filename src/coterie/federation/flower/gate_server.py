@@ -16,8 +16,10 @@ import uvicorn
 
 from coterie.errors import ConfigError
 from coterie.federation.flower import processes
+from coterie.federation.flower.bells import of_messages, of_replies
 from coterie.federation.flower.expiry import read_certificate, warnings_of
 from coterie.federation.flower.gate import Gate
+from coterie.federation.flower.held_calls import HeldCalls
 from coterie.federation.flower.renewal import check_pair
 
 _LOOK = 1.0  # seconds between looks at the certificate and at what is behind the gate
@@ -55,7 +57,8 @@ class GateServer:
         self._folder, self._place, self._say = folder, place, say
         check_pair(folder)
         ca = str(processes.internal_certificates(folder) / "ca.crt")
-        self._gate = Gate(f"https://127.0.0.1:{superlink_port}", ca, keys, limit)
+        held = HeldCalls(of_messages(folder), of_replies(folder))
+        self._gate = Gate(f"https://127.0.0.1:{superlink_port}", ca, keys, limit, held)
         self._files = folder / "server.crt", folder / "server.key"
         self._config = uvicorn.Config(
             self._gate,

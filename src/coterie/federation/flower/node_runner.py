@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.errors import ConfigError
-from coterie.federation.flower import certificates, processes
+from coterie.federation.flower import certificates, processes, supernode_program
 from coterie.federation.flower.activation import deactivate_previous
+from coterie.federation.flower.bells import of_node
 from coterie.federation.flower.executor import Executor
 from coterie.federation.flower.expiry import warnings_of
 from coterie.federation.flower.key_claims import KeyClaim
 
-_PAUSE = 0.2  # seconds between looks for a message
+_PAUSE = 1.0  # seconds between looks for a message where no bell rings
 _DAY = 86400.0
 _SHORT = 60.0  # a SuperNode that ends sooner than that has not been of use
 _TRIES = 6  # short lives in a row; with their pauses, longer than Flower counts a dead SuperNode as running
@@ -95,6 +96,8 @@ def _live(
     begin = place.log.stat().st_size if place.log.exists() else 0
     port, warned = place.port or processes.free_port(), -_DAY
     command = processes.supernode(place.server, place.ca, place.key, port, place.folder)
+    bell = of_node(place.folder)
+    env = {**env, supernode_program.FOLDER: str(place.folder)}
     process = processes.start(command, env, place.log, private=True)
     try:
         with contextlib.suppress(ConfigError):  # it ended at once
@@ -107,8 +110,9 @@ def _live(
                     ends = {f"the server at {place.server}": claim.server_certificate_ends}
                     for warning in warnings_of({str(place.ca): place.ca}, ends):
                         say(warning)
+                heard = bell.last()
                 if not executor.once():
-                    time.sleep(_PAUSE)
+                    bell.wait(heard, _PAUSE)
     finally:
         processes.stop(process)
     return processes.how_it_ended("SuperNode", process, place.log, begin)

@@ -70,7 +70,6 @@ def superlink(port: int, folder: Path) -> list[str]:
         *("--ssl-certfile", str(inner / "server.crt"), "--ssl-keyfile", str(inner / "server.key")),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         *("--isolation", "process", "--superexec-auth-secret-file", str(inner / "secret")),
-        *("--database", str(folder / "superlink.db")),
     ]
 
 

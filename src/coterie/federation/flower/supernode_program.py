@@ -13,9 +13,15 @@ import os
 import sys
 import threading
 import traceback
+from pathlib import Path
+
+from coterie.federation.flower.bells import of_node
+from coterie.federation.flower.pauses import NodePauses
 
 CUT_OFF = 75
 """The exit status; EX_TEMPFAIL of the system's own list."""
+FOLDER = "COTERIE_NODE"
+"""The environment's name for the node's folder."""
 
 
 def main() -> None:
@@ -29,6 +35,12 @@ def main() -> None:
             _cut_off()
 
     threading.excepthook = end
+    folder = os.environ.get(FOLDER)
+    if folder:
+        from coterie.federation.flower._internals import hasten_objects, take_pauses
+
+        hasten_objects()
+        take_pauses(NodePauses(of_node(Path(folder))))
     try:
         program.load()()
     except Exception:
