@@ -20,7 +20,7 @@ from coterie.federation import prometheus
 from coterie.federation.agreement import Member
 from coterie.federation.plan import Plan
 from coterie.federation.server import serve
-from coterie.federation.status import FederationStatus, MemberStatus, RunStatus, LastSeen, StatusReader
+from coterie.federation.status import FederationStatus, LastSeen, MemberStatus, RunStatus, StatusReader
 from coterie.federation.status_server import StatusServer
 from coterie.results import Result
 from tests.federation.grid import Local, make_federation
