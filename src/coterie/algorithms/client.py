@@ -123,6 +123,9 @@ class Task(abc.ABC):
     """For a tensor of the reply, the tensor of the message of which it is a changed copy; ``None`` for a gradient, a
     difference or a number. By default that of the same name. Clipping
     (:mod:`coterie.simulation.privacy`) is of the change."""
+    moves_statistics: ClassVar[bool] = True
+    """Whether its passes over training samples may move the running statistics of BatchNorm layers; false for one that
+    takes losses and no gradient, whose message and reply then need not carry them."""
 
     @abc.abstractmethod
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
