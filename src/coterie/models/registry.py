@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from coterie import user_code
 from coterie.errors import ConfigError, CoterieError, ModelError, UnknownName
-from coterie.user_code import IMPORT
+from coterie.memory import free_memory
+from coterie.user_code import IMPORT, OBJECT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -239,9 +241,30 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: obje
     if name.startswith(IMPORT):
         module, target, given = _parts(name)
         return _imported(module, target, shape, outputs, {**given, **options})
+    if name.startswith(OBJECT):
+        from coterie.models.handed_over import build_handed_over
+
+        return build_handed_over(name, shape, outputs)
     check_name(name)
     entry = _ENTRIES[kind]
-    return entry.builder(shape, outputs, **_validated(entry, {**_options(name, rest), **options}))
+    given = _validated(entry, {**_options(name, rest), **options})
+    _check_size(name, lambda: entry.builder(shape, outputs, **given))
+    return entry.builder(shape, outputs, **given)
+
+
+def _check_size(name: str, make: Callable[[], Network]) -> None:
+    """Refuse a model that the memory there is cannot hold, before any of it is taken: it would end the process."""
+    import torch
+
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            parameters: float = sum(each.numel() for each in make().parameters())
+    except (TypeError, RuntimeError, OverflowError):  # a width beyond what can be counted
+        parameters = math.inf
+    room = free_memory()
+    if 4 * parameters > room:
+        count = "more parameters than can be counted" if math.isinf(parameters) else f"{parameters} parameters"
+        raise ModelError(f"model {name!r} has {count}, but there are {room // 2**20} MB of memory: make it smaller")
 
 
 def import_call(name: str, input_shape: tuple[int, ...], outputs: int) -> tuple[str, str, dict[str, object]]:
@@ -270,7 +293,7 @@ def _arguments(
 def check_name(name: str) -> None:
     """Refuse a name that no model has, before anything is imported; options after a colon may follow it."""
     kind = name.partition(":")[0]
-    if not name.startswith(IMPORT) and kind not in _ENTRIES:
+    if not name.startswith((IMPORT, OBJECT)) and kind not in _ENTRIES:
         raise UnknownName("model", kind, [*_ENTRIES, f"{IMPORT}package.module:Class"])
 
 

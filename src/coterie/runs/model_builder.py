@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,24 +25,42 @@ from coterie.models.problem import LOSSES, PerSampleLoss, Problem
 from coterie.runs.population import Population
 from coterie.simulation import attacks
 from coterie.tasks import BALANCED, TASKS, read_weights
-from coterie.user_code import IMPORT
+from coterie.user_code import IMPORT, OBJECT
 
 
 def make_engine(
-    config: ExperimentConfig, population: Population, device: torch.device, choices: Mapping[str, Any] | None = None
+    config: ExperimentConfig,
+    population: Population,
+    device: torch.device,
+    choices: Mapping[str, Any] | None = None,
+    hold: Callable[[Samples], Samples] = lambda samples: samples,
 ) -> Engine:
-    """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before."""
+    """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before.
+
+    ``hold`` may put in place of samples the same ones that are held already.
+    """
     choices = choices or {}
     dataset, dtype = population.dataset, getattr(torch, config.dtype)
     _refuse_unfit(config, dataset)
     module = make_module(config, dataset)
     models.check(module)
     problem = Problem.of(
-        module, dataset.task, loss=_loss(config.loss), metrics=config.metrics, dtype=dtype, device=device
+        module,
+        dataset.task,
+        loss=_loss(config.loss),
+        metrics=config.metrics,
+        dtype=dtype,
+        device=device,
+        buffers=config.buffers,
     )
+    if config.compile and problem.statistics.size:
+        raise ConfigError(
+            "compile is true, but steps of a model with BatchNorm layers cannot be compiled: leave it out"
+        )
     labels = _poisoned(config, population) if len(population.roles.attackers) else None
     where = {"device": device, "dtype": dtype}
     samples = Samples.of(dataset, population.shares, seed=config.seed, **where, labels=labels, own=population.own)
+    samples = hold(samples)
     if config.class_weights is not None:
         values = _class_weights(config, population, samples).to(device=device, dtype=dtype)
         samples = replace(samples, class_weights=ClassWeights.of(values, samples))
@@ -116,6 +134,9 @@ def _class_weights(config: ExperimentConfig, population: Population, samples: Sa
 
 
 def _loss(name: str | None) -> str | PerSampleLoss | None:
+    if name is not None and name.startswith(OBJECT):
+        handed_over: PerSampleLoss = user_code.find("loss", name)
+        return handed_over
     if name is None or not name.startswith(IMPORT):
         return name
     loss: PerSampleLoss = user_code.load(
@@ -148,10 +169,22 @@ def _try_out(config: ExperimentConfig, problem: Problem, samples: Samples, datas
         )
     with _reported(loss, f"outputs of shape {tuple(outputs.shape)}"):
         losses = problem.loss(outputs, y)
+        half = max(1, len(y) // 2)
+        some = problem.loss(outputs[:half], y[:half])
+    _refuse_other_than_one_each(loss, losses, some, y)
+
+
+def _refuse_other_than_one_each(loss: str, losses: object, some: object, y: Tensor) -> None:
+    """See that a loss is one of each sample: engines weigh and sum them, over samples of one client or of many."""
+    wanted = f"but must give one for each of {len(y)} samples"
+    if not isinstance(losses, Tensor) or not isinstance(some, Tensor):
+        raise ConfigError(f"{loss} gives a {type(losses).__name__}, {wanted}: a tensor")
+    if losses.dim() == 0:
+        raise ConfigError(f"{loss} gives one number, {wanted}: leave the mean out (reduction='none')")
     if losses.shape != y.shape:
-        raise ConfigError(
-            f"{loss} gives a result of shape {tuple(losses.shape)}, but must give one for each of {len(y)} samples"
-        )
+        raise ConfigError(f"{loss} gives a result of shape {tuple(losses.shape)}, {wanted}")
+    if not torch.allclose(some, losses[: len(some)], rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise ConfigError(f"{loss} gives a sample another loss when other samples are there, {wanted} by itself")
 
 
 @contextlib.contextmanager

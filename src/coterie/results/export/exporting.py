@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from coterie.errors import ConfigError, RunFolderError
@@ -38,6 +37,7 @@ from coterie.results.export.restored import MadeModel, RestoredRun
 from coterie.runs.storage import read_code
 from coterie.runs.storage.atomic_files import write_json, write_text
 from coterie.runs.storage.code_folder import write_code
+from coterie.runs.storage.tensor_file import save_named
 
 Kind = Literal["personal", "global", "hybrid"]
 """The client's own model, the one for all, or whichever of the two is better on the client's validation samples."""
@@ -271,7 +271,7 @@ def _about(restored: RestoredRun, wanted: str, entries: list[dict[str, Any]]) ->
 
 def _save(module: nn.Module, path: Path) -> None:
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
-    save_file(tensors, path)
+    save_named(path, tensors)
 
 
 def _write_code(draft: Path, restored: RestoredRun, module: nn.Module, form: Form) -> None:
