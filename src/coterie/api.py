@@ -159,11 +159,6 @@ def resume(
     -------
     Result
         The run; one that is finished is given back as it is.
-
-    Raises
-    ------
-    UnknownName
-        If something else is handed over.
     """
     return play_on(path, None, data_dir=data_dir, progress=progress, track=track, objects=objects)
 
