@@ -160,6 +160,9 @@ def resume(
     Result
         The run; one that is finished is given back as it is.
     """
+    for name in objects:
+        if name not in _OBJECTS:
+            raise UnknownName("object of a run called", name, _OBJECTS)
     return play_on(path, None, data_dir=data_dir, progress=progress, track=track, objects=objects)
 
 
@@ -177,9 +180,6 @@ def play_on(
     _check_paths(path=path, data_dir=data_dir)
     if Result(path).finished:
         return Result(path)
-    for name in objects:
-        if name not in _OBJECTS:
-            raise UnknownName("object of a run called", name, _OBJECTS)
     held = hand_over_again(Result(path).config, objects, os.fspath(path)) if objects else []
     trackers = make_all(track) if first() else []
     result = _finish(launch.resume(Path(path), _folder(data_dir), processes), progress, trackers)

@@ -266,9 +266,19 @@ def test_which_passes_count(name: str, engine: str) -> None:
         assert layout.views(simulation.server[STATISTICS])["body.1.num_batches_tracked"] == kept
 
 
-def test_per_fedavg_measures_at_the_model_that_is_kept() -> None:
-    """One step on one batch: the statistics are those of the initial model, not of the adapted one."""
-    simulation = made("per_fedavg", {"lr": 0.5, "inner_lr": 0.5, "local_epochs": 1, "batch_size": 0})
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("per_fedavg", {"lr": 0.5, "inner_lr": 0.5, "local_epochs": 1, "batch_size": 0}),
+        ("per_fedavg", {"lr": 0.5, "inner_lr": 0.5, "local_epochs": 1, "batch_size": 0, "variant": "hf"}),
+        ("fedpg", {}),
+        ("sfedpg", {}),
+        ("sfedpg", {"line_search": "exchanges"}),
+    ],
+)
+def test_statistics_are_of_the_model_that_is_kept(name: str, settings: dict[str, Any]) -> None:
+    """One step on one batch: they are those of the initial model, not of the adapted one or of one that was tried."""
+    simulation = made(name, settings)
     play(simulation, 1)
     samples, layout = simulation.engine.samples, simulation.engine.problem.statistics
     first = built(Normed).double().body[0]

@@ -116,7 +116,7 @@ class Agreement(_Frozen):
     test_fraction: float = Field(0.2, gt=0, lt=1, description="fraction of a node's samples to test on")
     algorithms: tuple[str, ...] = Field((), description="methods that nodes agree to run; all registered ones if empty")
     privacy: Promise | None = Field(None, description="clipping and noise on what nodes send; none by default")
-    threads: int = Field(1, ge=1, description="CPU threads of every party; decides the last bits of results")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of every party; decides the last bits of results")
     message_limit_mb: int = Field(512, ge=1, description="no message may be larger")
 
     @model_validator(mode="after")

@@ -81,7 +81,10 @@ def _located(source: str, folder: Path, task: str | None) -> str:
     path = (folder / Path(source).expanduser()).absolute()
     if path.suffix in _TABLES:
         raise ConfigError(f"data is {source!r}, but a table needs its label column: table:path={source},label=COLUMN")
-    return f"folder:path={path}" if path.is_dir() else f"npz:path={path}"
+    try:
+        return f"folder:path={path}" if path.is_dir() else f"npz:path={path}"
+    except OSError as error:  # a name that no file can have
+        raise DataError(f"data is {source!r}, which cannot be read: {error.strerror}") from error
 
 
 def _agreed(found: Dataset, agreement: Agreement) -> Dataset:

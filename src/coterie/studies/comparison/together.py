@@ -33,7 +33,7 @@ def can_join(config: ExperimentConfig) -> Hashable:
     if config.engine != "batched" or config.convolution == "measured" or config.class_weights is not None:
         return None
     return (
-        (config.data, config.model, config.local, config.loss, tuple(config.metrics)),
+        (config.data, config.model, config.local, config.buffers, config.loss, tuple(config.metrics)),
         (config.device, config.dtype, config.precision, config.kernel, config.convolution, config.chunk),
         (config.compile, config.threads),
     )
