@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
+from coterie.algorithms.row_numbers import Number, fitting, nonzero
 from coterie.rows import Columns, Layout
 
 
@@ -103,6 +104,26 @@ class Batch:
     share: Tensor
     key: Tensor | None = None
 
+    def measuring(self, model: str | None) -> Self:
+        """Return the same samples, for passes of another model than the one that is kept.
+
+        In training, the passes of a model with BatchNorm layers move its running statistics. Those of a model that is
+        only passed by, such as one that a gradient is taken at on the way, should not.
+
+        Parameters
+        ----------
+        model
+            A name for a model whose running statistics the client keeps apart
+            (:attr:`coterie.algorithms.base.Algorithm.own_statistics`); ``None`` for one that has none to keep.
+
+        Returns
+        -------
+        Self
+            A batch whose passes do so; the batch itself where the model has no running statistics.
+        """
+        other = getattr(self.net, "measuring", None)
+        return self if other is None else replace(self, net=other(model))
+
     def mean_loss(self, outputs: Tensor, per_sample: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
         """Mean loss of each row for given outputs.
 
@@ -171,7 +192,7 @@ class Batch:
             (gradient,) = torch.autograd.grad(losses.sum(), (leaf,))
         return losses.detach(), gradient
 
-    def descend_(self, params: Tensor, rate: Tensor, pull: float = 0.0, centre: Tensor | None = None) -> None:
+    def descend_(self, params: Tensor, rate: Tensor, pull: Number = 0.0, centre: Tensor | None = None) -> None:
         """Take one step of ``w ← w − rate (∇loss(w) + pull (w − centre))`` in place.
 
         The same step as with :meth:`grad`, but a net may take it without ever storing the gradient. Use it only for
@@ -184,17 +205,21 @@ class Batch:
         rate
             Step of each row ``[rows, 1]``.
         pull
-            Weight of the proximal term.
+            Weight of the proximal term, one for all rows or a column ``[rows, 1]``.
         centre
             Its centre ``[rows, parameters]``, needed unless ``pull`` is 0.
         """
         fused = getattr(self.net, "descend_", None)
-        towards = params - centre if pull and centre is not None else None
+        towards = params - centre if nonzero(pull) and centre is not None else None
         if fused is None:
             params.addcmul_(self.grad(params), rate, value=-1)
         else:
             fused(params, rate, self, self.mean_loss)
-        if towards is not None:
+        if towards is None:
+            return
+        if isinstance(pull, Tensor):
+            params.addcmul_(towards * -fitting(pull, towards), rate)
+        else:
             params.addcmul_(towards, rate, value=-pull)
 
     def grad_of(self, losses: Callable[..., Tensor], *params: Tensor) -> tuple[Tensor, ...]:

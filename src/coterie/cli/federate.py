@@ -81,6 +81,7 @@ def server(folder: Project) -> None:
     from coterie.federation import agreement, project
     from coterie.federation.flower.gate_server import GateServer
     from coterie.federation.flower.superlink import superlink
+    from coterie.runs.storage.atomic_files import remove_drafts
     from coterie.runs.storage.lock import lock_folder
 
     config, agreed = project.read_server(folder), agreement.read(folder / agreement.FILE)
@@ -88,6 +89,7 @@ def server(folder: Project) -> None:
     own, place = (folder / "server").absolute(), (config.host, config.port)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, lock_folder(own))  # two would take each other's files for their own
+        remove_drafts(own, own / "plans")
         link = stack.enter_context(superlink(own, config.superlink_port, keys, _say))
         limit = agreed.limit + 2**20  # what Flower adds to a message
         gate = GateServer(own, place, config.superlink_port, list(keys.values()), limit, _say)
@@ -109,6 +111,7 @@ def node(
     from coterie.federation import project
     from coterie.federation.flower import processes
     from coterie.federation.flower.node_runner import NodePlace, run_node
+    from coterie.federation.node_state import tidy
     from coterie.runs.storage.lock import lock_folder
 
     folder = folder.absolute()
@@ -118,6 +121,7 @@ def node(
     place = NodePlace(folder, config.server, folder / config.ca, folder / config.key, port)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, lock_folder(folder))  # two processes would write the same state
+        tidy(folder)
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
         stack.enter_context(_terminated_as_interrupt())
         _say(f"running; its log is {place.log}")

@@ -209,9 +209,18 @@ def preparation_of(features: list[Feature], scale: bool) -> Preparation | None:
 
 
 def _one_hot(column: pd.Series[Any], name: str, categories: tuple[str, ...]) -> list[Feature]:
-    texts, there = column.astype(str).to_numpy(dtype=object), column.notna().to_numpy()
+    there = column.notna().to_numpy()
+    values, wanted = column.astype(str).to_numpy(dtype=object), list[Any](categories)
+    for kind in ("number", "boolean"):  # whole numbers beside gaps are read as 1.0, and True may be written as true
+        known = _numbers(pd.Series(wanted, dtype=object), kind)
+        if not np.isnan(known).any():
+            values, wanted = _numbers(column, kind).astype(object), known.tolist()
+            break
     # A category that the schema does not have is 0 in all of them.
-    return [Feature(f"{name}={one}", ((texts == one) & there).astype(np.float64)) for one in categories]
+    return [
+        Feature(f"{name}={one}", ((values == value) & there).astype(np.float64))
+        for one, value in zip(categories, wanted, strict=True)
+    ]
 
 
 def _numbers(column: pd.Series[Any], kind: str) -> Floats:

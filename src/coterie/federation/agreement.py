@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from coterie import options
 from coterie.algorithms import registry
-from coterie.config import ExperimentConfig, from_mapping
+from coterie.config import ExperimentConfig, WeightsText, from_mapping
 from coterie.data.table_schema import ColumnSchema, TableSchema, features_of
 from coterie.errors import ConfigError
 from coterie.simulation.privacy import Privacy
-from coterie.tasks import TASKS, TaskName
+from coterie.tasks import BALANCED, TASKS, TaskName
 from coterie.yaml_file import read_yaml
 
 FILE = "federation.yaml"
@@ -101,7 +101,11 @@ class Agreement(_Frozen):
     data: Schema = Field(description="what a sample is")
     model: str = Field("mlp", description="the model, with options after a colon")
     local: str = Field("", description="parameters that never leave a node, by patterns of their names")
+    buffers: str = Field("", description="running statistics of BatchNorm layers: averaged, local or frozen")
     loss: str | None = Field(None, description="the loss by name, or import:module:function")
+    class_weights: WeightsText = Field(
+        None, description="how samples count in training by class: balanced (by a node's own counts), or as no=1,yes=3"
+    )
     metrics: tuple[str, ...] = Field((), description="metrics to record, the primary one first")
     dtype: Literal["float32", "float64"] = Field("float32", description="type of all numbers")
     seed: int = Field(1, ge=0, description="the seed of everything that is drawn")
@@ -109,7 +113,7 @@ class Agreement(_Frozen):
     test_fraction: float = Field(0.2, gt=0, lt=1, description="fraction of a node's samples to test on")
     algorithms: tuple[str, ...] = Field((), description="methods that nodes agree to run; all registered ones if empty")
     privacy: Promise | None = Field(None, description="clipping and noise on what nodes send; none by default")
-    threads: int = Field(1, ge=1, description="CPU threads of every party; decides the last bits of results")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of every party; decides the last bits of results")
     message_limit_mb: int = Field(512, ge=1, description="no message may be larger")
 
     @model_validator(mode="after")
@@ -173,7 +177,9 @@ class Agreement(_Frozen):
             "clients": len(self.members),
             "model": self.model,
             "local": self.local,
+            "buffers": self.buffers,
             "loss": self.loss,
+            "class_weights": self.class_weights,
             "metrics": self.metrics,
             "seed": self.seed,
             "validation": self.validation,
@@ -185,6 +191,8 @@ class Agreement(_Frozen):
             "checkpoint_every": 1,
             "privacy": None if self.privacy is None else self.privacy.written(),
         }
+        if self.class_weights == BALANCED:
+            fixed["scope"] = "local"  # what a node can count by itself
         return from_mapping({"algorithm": algorithm, "settings": dict(settings), **fixed, **others})
 
 
