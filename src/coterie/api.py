@@ -16,6 +16,7 @@ from coterie.rows.distributed import first
 from coterie.runs import launch
 from coterie.runs.experiment import Experiment, Watcher
 from coterie.runs.progress import progress_bar
+from coterie.simulation.processes import OneProcess
 from coterie.tracking import Track, Tracker, TrackerObserver, make_all
 
 
@@ -90,9 +91,22 @@ def run_config(
     Result
         The run.
     """
+    return play_config(config, None, out=out, data_dir=data_dir, progress=progress, track=track)
+
+
+def play_config(
+    config: ExperimentConfig,
+    processes: OneProcess | None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    progress: bool | Watcher = True,
+    track: Track | Sequence[Track] = (),
+) -> Result:
+    """Do what :func:`run_config` does, in given processes."""
     _check_paths(out=out, data_dir=data_dir)
     launch.refuse_shards_of_one(config.engine)
-    processes = launch.processes_for(config.engine)
+    processes = processes or launch.processes_for(config.engine)
     with contextlib.ExitStack() as on_failure:
         path = processes.told(lambda: Path(out) if out is not None else _new_folder(config))
         if out is None and processes.leads:
@@ -128,11 +142,23 @@ def resume(
     Result
         The run; one that is finished is given back as it is.
     """
+    return play_on(path, None, data_dir=data_dir, progress=progress, track=track)
+
+
+def play_on(
+    path: str | os.PathLike[str],
+    processes: OneProcess | None,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    progress: bool | Watcher = True,
+    track: Track | Sequence[Track] = (),
+) -> Result:
+    """Do what :func:`resume` does, in given processes."""
     _check_paths(path=path, data_dir=data_dir)
     if Result(path).finished:
         return Result(path)
     trackers = make_all(track) if first() else []
-    return _finish(launch.resume(Path(path), _folder(data_dir)), progress, trackers)
+    return _finish(launch.resume(Path(path), _folder(data_dir), processes), progress, trackers)
 
 
 def load(path: str | os.PathLike[str]) -> Result:

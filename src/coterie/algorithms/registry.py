@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 _FACTS = ("name", "title", "citation")
 # What methods use, in the same folder.
 _NO_METHODS = (
-    *("base", "batch", "body_and_head", "client", "contract", "local_part", "local_training", "messages"),
+    *(
+        "base",
+        "batch",
+        "body_and_head",
+        "client",
+        "contract",
+        "local_part",
+        "local_training",
+        "messages",
+        "row_numbers",
+    ),
     "registry",
 )
 _registered: dict[str, type[Algorithm]] = {}

@@ -69,6 +69,8 @@ class BatchedEngine(Engine):
     """
 
     name = "batched"
+    fewest_rows: int = 1
+    """Rows that take a step at least: one by itself is multiplied by another routine, which rounds otherwise."""
 
     def __init__(
         self,
@@ -100,14 +102,14 @@ class BatchedEngine(Engine):
     def _make_net(self) -> RowNet:
         module, layout = self.problem.module, self.problem.layout
         net = make_net(module, layout, self.kernel, self.convolution)
-        if isinstance(net, StackedNet) and not agrees(net, ModuleNet(module, layout), self._probe(), 1e-4):
+        if isinstance(net, StackedNet) and not agrees(net, ModuleNet(module, layout), self.probe(), 1e-4):
             net = VmapNet(module, layout)
         elif isinstance(net, ModuleNet):  # so that it is known whether the model draws random numbers
-            agrees(net, net, self._probe(), 1e-4)
+            agrees(net, net, self.probe(), 1e-4)
         if isinstance(net, VmapNet):
             self.kernel = "vmap"
             try:
-                sound = agrees(net, ModuleNet(module, layout), self._probe(), 1e-4, backward=True)
+                sound = agrees(net, ModuleNet(module, layout), self.probe(), 1e-4, backward=True)
             except Exception as error:
                 raise ModelError(
                     f"{type(module).__name__} cannot be run for several clients at once ({user_code.explain(error)}): "
@@ -147,6 +149,11 @@ class BatchedEngine(Engine):
         return self._net
 
     @property
+    def row_net(self) -> RowNet:
+        """The model, as what it is here."""
+        return self._net
+
+    @property
     def choices(self) -> dict[str, Any]:
         """What decides the last bits of a result: kernels, chunks, threads."""
         own: dict[str, Any] = {"kernel": self.kernel, "convolution": self.convolution, "chunk": self.chunk}
@@ -158,7 +165,8 @@ class BatchedEngine(Engine):
         """Return a context in which a GPU rounds products as the engine was configured to."""
         return matrix_units.rounded(self.precision)
 
-    def _probe(self) -> Tensor:
+    def probe(self) -> Tensor:
+        """Give a few samples to try nets on."""
         index = torch.arange(6, device=self.device).remainder(len(self.samples.y)).view(2, 3)
         return self.samples.gather(index, torch.zeros(2, dtype=torch.int64, device=self.device))[0]
 
@@ -243,15 +251,18 @@ class BatchedEngine(Engine):
         memory = [x.new_empty(rows * width, *x.shape[1:]) for _ in range(draws)]
         done: list[Rows] = []
         step = checked_step(fold.step)
+        left = taken = rows
         for begin, end, active in schedule.segments():
-            rows = len(next(iter(work.values())))
-            if active < rows:
-                done.append(take(work, slice(active, rows)))
-                work = take(work, slice(0, active))  # longest rows first, so that those that are done are the last ones
+            if active < left:
+                stay = min(max(active, self.fewest_rows), taken)
+                over = take(work, slice(active, left))
+                done.append({name: value.clone() for name, value in over.items()} if stay > active else over)
+                work = take(work, slice(0, stay))  # longest rows first, so that those that are done are the last ones
+                left, taken = active, stay
             for at in range(begin, end):
-                batches = list(self._batches(schedule, at, active, clients, dropout, memory))
+                batches = list(self._batches(schedule, at, taken, clients, dropout, memory))
                 work = step(work, *batches)
-        work = join([work, *reversed(done)])
+        work = join([work if taken == left else take(work, slice(0, left)), *reversed(done)])
         return work if schedule.order is None else take(work, torch.argsort(schedule.order))
 
     def _batches(
@@ -299,7 +310,7 @@ class BatchedEngine(Engine):
             return [self._no_outputs() if outputs is None else outputs for outputs in found]
 
     def _no_outputs(self) -> Tensor:
-        shape = self.problem.module(self._probe()[0]).shape[1:]
+        shape = self.problem.module(self.probe()[0]).shape[1:]
         return self.problem.start.new_empty(0, *shape)
 
 

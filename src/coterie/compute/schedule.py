@@ -130,11 +130,12 @@ def make_schedule(
     size = over.size or max(largest, 1)
     rows = _row_steps(engine, over, clients, sizes, size, call, fold)
     room = padded_size(largest) if padded else largest
+    widest = int(engine.host_sizes[split].max()) if engine.even_batches else largest
     last = rows.last_epoch
     shape = _TableSizes(
         steps=padded_size(rows.longest) if padded else rows.longest,
         size=size,
-        width=min(over.size or room, room),
+        width=min(over.size or room, padded_size(widest) if padded else widest),
         longest=room,
         epochs=int(last.max()) + 1 if len(last) else 1,
         draws=over.draws if isinstance(over, Minibatches) else 1,

@@ -78,7 +78,7 @@ def assemble(
     # Whoever comes second finds what the first has downloaded.
     fetched = processes.together(lambda: make_population(config, data_dir) if processes.leads else None)
     population = processes.together(lambda: fetched or make_population(config, data_dir))
-    engine = processes.together(lambda: make_engine(config, population, device, choices))
+    engine = processes.together(lambda: make_engine(config, population, device, choices, processes.hold))
 
     def fresh(client: int) -> Tensor:
         module = make_module(config, population.dataset, f"model of client {client}")
@@ -92,6 +92,7 @@ def assemble(
     for what, digest in fingerprint.items():
         processes.agree(f"the {what} is not the same on all ranks of the sharded run", [number_of(digest)])
     processes.align(engine)
+    engine = processes.share(engine)
     trainers = population.roles.trainers.to(device)
     attackers = population.roles.attackers.to(device)
     simulation = Simulation(

@@ -94,7 +94,7 @@ def begin(
     return experiment
 
 
-def resume(path: Path, data_dir: Path | None = None) -> Experiment:
+def resume(path: Path, data_dir: Path | None = None, processes: OneProcess | None = None) -> Experiment:
     """Open a run that was begun, at its newest checkpoint.
 
     Parameters
@@ -103,6 +103,8 @@ def resume(path: Path, data_dir: Path | None = None) -> Experiment:
         The run's folder, which all processes of a sharded run must see.
     data_dir
         Where data sets lie; by default where they lay.
+    processes
+        The processes that compute it; by default as :func:`processes_for` finds them.
 
     Returns
     -------
@@ -110,7 +112,7 @@ def resume(path: Path, data_dir: Path | None = None) -> Experiment:
         The experiment.
     """
     plain = read_config(path)
-    processes = processes_for(str(plain.get("engine")))
+    processes = processes or processes_for(str(plain.get("engine")))
     with contextlib.ExitStack() as on_failure:
         folder = processes.together(
             lambda: RunFolder.open(path) if processes.leads else RunFolder.written_elsewhere(path, plain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,9 +27,16 @@ from coterie.user_code import IMPORT
 
 
 def make_engine(
-    config: ExperimentConfig, population: Population, device: torch.device, choices: Mapping[str, Any] | None = None
+    config: ExperimentConfig,
+    population: Population,
+    device: torch.device,
+    choices: Mapping[str, Any] | None = None,
+    hold: Callable[[Samples], Samples] = lambda samples: samples,
 ) -> Engine:
-    """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before."""
+    """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before.
+
+    ``hold`` may put in place of samples the same ones that are held already.
+    """
     choices = choices or {}
     dataset, dtype = population.dataset, getattr(torch, config.dtype)
     _refuse_unfit(config, dataset)
@@ -41,6 +48,7 @@ def make_engine(
     labels = _poisoned(config, population) if len(population.roles.attackers) else None
     where = {"device": device, "dtype": dtype}
     samples = Samples.of(dataset, population.shares, seed=config.seed, **where, labels=labels, own=population.own)
+    samples = hold(samples)
     _try_out(config, problem, samples, dataset)
     if config.engine == "loop":
         return LoopEngine(problem, samples, config.seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -69,7 +68,8 @@ class SimulatedRounds:
 
     def play(self, round_number: int, close: Callable[[], None]) -> float | None:
         config, simulation, recorder = self.config, self.simulation, self.recorder
-        began = time.perf_counter()
+        clock = simulation.processes.clock
+        began = clock()
         cohort, following = (
             draw_cohort(config.seed, round_number + later, self.trainers, config.participation) for later in (0, 1)
         )
@@ -79,7 +79,7 @@ class SimulatedRounds:
         info = simulation.play_round(cohort, round_number)
         self.in_round = False
         simulation.server = as_restored(simulation.server)
-        trained = time.perf_counter()
+        trained = clock()
         scores, matrix = None, None
         if due(config, round_number):
             scores = self.parts.scorer.scores(round_number, answers=round_number == config.rounds)
@@ -98,7 +98,7 @@ class SimulatedRounds:
             self.folder.metrics.append_bytes(round_number, up=traffic.up - up, down=traffic.down - down)
             if protection is not None:
                 recorder.epsilon(round_number, protection.epsilon(self.trainers))
-            self.folder.timings.append(round_number, training=trained - began, evaluation=time.perf_counter() - trained)
+            self.folder.timings.append(round_number, training=trained - began, evaluation=clock() - trained)
 
         simulation.processes.write(record)
         return None if scores is None else recorder.headline(scores)
