@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ import torch
 from coterie import api
 from coterie.algorithms.base import Minibatches, Task
 from coterie.algorithms.local_training import Optimiser, ProximalTraining
+from coterie.compute.batched import BatchedEngine
 from coterie.compute.joint import JointEngine, signature
 from coterie.compute.joint.tasks import JointTask
 from coterie.config import from_mapping
@@ -23,6 +25,7 @@ from coterie.errors import AlgorithmError, Interrupted
 from coterie.studies.comparison import compare, make_plan
 from coterie.studies.comparison.plan import PlannedRun
 from coterie.studies.comparison.together import joined, run_together
+from coterie.studies.joint import Meeting
 from tests.conformance_table import TABLE
 from tests.small_runs import SMALL, last_state, same
 
@@ -106,6 +109,29 @@ def test_every_method_is_what_it_is_alone(name: str, tmp_path: Path, calls: list
         assert max(calls) >= 3
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedrod", "splitgp", "local"])
+def test_models_that_are_applied_together_are_what_they_are_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bool, int]] = []
+    outputs = JointEngine.outputs
+
+    def counting(self: JointEngine, predict: Any, asks: Sequence[Any]) -> Any:
+        asked.append((asks[0].shared, len(asks)))
+        return outputs(self, predict, asks)
+
+    monkeypatch.setattr(JointEngine, "outputs", counting)
+    monkeypatch.setattr(Meeting, "joins_models", True)
+    # A client's samples are 6 numbers each: blocks of two runs, and of a global model of some places at a time.
+    monkeypatch.setattr("coterie.compute.joint.prediction._BLOCK_ELEMENTS", 2 * 5 * 7 * 6)
+    runs = [planned(name, SETTINGS, seed, f"seed{seed}", hold_out=0.2, eval_train=True) for seed in (1, 2, 3)]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+    assert {width for _, width in asked} == {3} and any(shared for shared, _ in asked) == (name != "local")
+
+
 def test_with_the_same_chunks_every_bit_is_what_it_is_alone(tmp_path: Path, calls: list[int]) -> None:
     same_chunks = {"dtype": "float32", "chunk": 1, "rounds": 3}
     settings = {"lr": 0.1, "local_epochs": 2, "batch_size": 4}
@@ -152,6 +178,23 @@ def test_whatever_stands_around_the_exchange_is_what_it_is_alone(more: dict[str,
     play_alone(runs, tmp_path / "alone")
     for run in runs:
         assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+
+
+def test_recorded_steps_are_taken_for_all_runs(
+    tmp_path: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchedEngine, "__init__", functools.partialmethod(BatchedEngine.__init__, record=True))
+    settings = SETTINGS | {"momentum": 0.5}
+    runs = [
+        planned("fedavg", settings, 1, "one"),
+        planned("fedavg", settings | {"momentum": 0.3}, 2, "two"),
+        planned("fedacs", settings, 3, "three"),
+    ]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+    assert calls == [3, 3]
 
 
 def test_runs_of_different_federations_play_together(tmp_path: Path, calls: list[int]) -> None:

@@ -22,6 +22,7 @@ from coterie.compute.samples import Samples
 from coterie.rows import Rows, take_rows
 from coterie.rows.placement import Keep, Placement
 from coterie.simulation.exchange import Exchange
+from coterie.simulation.measurement import Measured, Measurement, measured
 
 Result = TypeVar("Result")
 
@@ -68,6 +69,10 @@ class OneProcess:
     def share(self, engine: Engine) -> Engine:
         """Give what the run asks in place of its engine; runs that play together share one."""
         return engine
+
+    def measure(self, engine: Engine, wanted: Measurement) -> Measured:
+        """Measure models on the samples of clients of this process."""
+        return measured(engine, [wanted], [wanted.outputs(engine)])[0]
 
     def clock(self) -> float:
         """Give the seconds by which the run's rounds are timed, from some beginning."""

@@ -20,8 +20,9 @@ from coterie.algorithms.base import ClientContext, Task
 from coterie.algorithms.contract import check_rows
 from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute.batched import BatchedEngine
-from coterie.compute.engine import Call, finished
-from coterie.compute.joint.asks import TaskAsk
+from coterie.compute.engine import Call, Predict, finished
+from coterie.compute.joint.asks import OutputsAsk, TaskAsk
+from coterie.compute.joint.prediction import JointPrediction
 from coterie.compute.joint.samples import join_samples
 from coterie.compute.joint.tasks import JointContext, JointTask
 from coterie.compute.nets.row_net import agrees
@@ -147,6 +148,7 @@ class JointEngine:
         self._all = _FederatedRuns(engines, join_samples([engine.samples for engine in engines]))
         self._firsts = [int(first) for first in self._all.firsts[:-1]]
         self._tasks: BoundedCache[tuple[Identity, ...], JointTask] = BoundedCache(_TASKS)
+        self._prediction = JointPrediction(self._all, self._firsts)
 
     def run(self, asks: Sequence[TaskAsk]) -> list[tuple[Rows, Rows]]:
         """Run tasks of one :func:`~coterie.compute.joint.tasks.signature`, of different runs in increasing order.
@@ -176,6 +178,10 @@ class JointEngine:
                 rows = {name: each[number] for name, each in pieces.items()}
                 answers[place] = finished(asks[place].task, contexts[place], rows)
         return [answers[place] for place in range(len(asks))]
+
+    def outputs(self, predict: Predict, asks: Sequence[OutputsAsk]) -> list[Tensor]:
+        """Apply models of different runs, with the same splits and rows of the same shapes."""
+        return self._prediction.outputs(predict, asks)
 
     def _joint_task(self, tasks: Sequence[Task]) -> JointTask:
         key = tuple(map(Identity, tasks))
