@@ -273,8 +273,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.data_dir is not None:
         os.environ["COTERIE_DATA"] = str(args.data_dir.absolute())
     facts = measuring.facts(args.device)
-    others = measuring.Others()
-    with tempfile.TemporaryDirectory() as place, others:
+    with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         source, called = source_for(args.device, args.data_dir, folder, images)
         ways = [way for way in args.ways if args.device == "cpu" or way != "side by side"]
