@@ -19,14 +19,8 @@ from convolutions import SHAPES
 from gpu import DEVICE, median_ms
 
 from coterie.compute.nets.layers import _conv2d_unfold
-from coterie.kernels.convolution import (
-    ConvolutionGeometry,
-    Tiles,
-    arranged,
-    convolve,
-    filters_gradient,
-    images_with_filters,
-)
+from coterie.kernels._convolution_products import Tiles, arranged, filters_gradient, images_with_filters
+from coterie.kernels.convolution import ConvolutionGeometry, convolve
 from coterie.rows import matrix_units
 
 CUTS = (
@@ -114,7 +108,7 @@ def convolutions() -> None:
                     except Exception as error:
                         print(f"{kind} {tiles}: {type(error).__name__} {str(error)[:80]}")
             error = float(
-                (images_with_filters(x, filters, None, shape, size, precision=precision).double() - exact).norm()
+                (images_with_filters(x, filters, None, shape, size, precision=precision)[0].double() - exact).norm()
                 / exact.norm()
             )
             error_w = float(

@@ -16,8 +16,9 @@ from coterie import kernels, models, randomness
 from coterie.algorithms.base import Batch
 from coterie.compute.nets.row_net import ModuleNet
 from coterie.compute.nets.stacked import StackedNet
-from coterie.kernels import convolution, linear
-from coterie.kernels.convolution import ConvolutionGeometry, convolve
+from coterie.kernels import _convolution_products as products
+from coterie.kernels import linear
+from coterie.kernels.convolution import ConvolutionGeometry, Pooling, convolve
 from coterie.kernels.dropout import DropoutRule, drop
 from coterie.kernels.half_precision import add_centre, split_centred
 from coterie.kernels.pooling import pool
@@ -84,15 +85,50 @@ def test_convolution_and_its_gradients(case: str, last: bool) -> None:
         assert apart(mine, theirs) < FLOAT32
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("case", ["remainder", "padded"])
+def test_a_convolution_that_pools_its_results(case: str, cut: bool, first: bool) -> None:
+    # Of 9 x 7 results of the first case, a line and a column are in no window of 2 x 2.
+    rows, batch, channels, side, k, pad, window = (
+        (2, 3, 3, (11, 9), 3, 0, (2, 2))
+        if case == "remainder"
+        else (
+            2,
+            2,
+            32,
+            (6, 6),
+            5,
+            2,
+            (1, 2),
+        )
+    )
+    features = 32
+    x = numbers(rows * batch, channels, *side).contiguous(memory_format=torch.channels_last)
+    w, b = numbers(rows, features, channels, k, k, seed=2), numbers(rows, features, seed=3)
+    ours = [value.detach().requires_grad_() for value in (x, w, b)]
+    geometry = ConvolutionGeometry((k, k), (1, 1), (pad, pad), (1, 1))
+    out = convolve(*ours, geometry, cut, "ieee", Pooling(window, first))
+    wide = [value.double().requires_grad_() for value in (x, w, b)]
+    each = [F.conv2d(wide[0][r * batch : (r + 1) * batch], wide[1][r], wide[2][r], padding=pad) for r in range(rows)]
+    wanted = F.max_pool2d(torch.cat(each).relu() if cut else torch.cat(each), window)
+    assert apart(out, wanted) < FLOAT32
+    assert out.is_contiguous(memory_format=torch.contiguous_format if first else torch.channels_last)
+    gradient = numbers(*wanted.shape, seed=4)
+    got = torch.autograd.grad(out, ours, gradient)
+    for mine, theirs in zip(got, torch.autograd.grad(wanted, wide, gradient.double()), strict=True):
+        assert apart(mine, theirs) < FLOAT32
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_filters_are_arranged_and_split_without_loss(turned: bool) -> None:
     w = numbers(2, 5, 3, 3, 2)
-    upper, lower = convolution.arranged(w, "tf32x3", turned=turned)
+    upper, lower = products.arranged(w, "tf32x3", turned=turned)
     wanted = w.flip(3, 4).permute(0, 2, 3, 4, 1) if turned else w.permute(0, 1, 3, 4, 2)
     assert torch.equal(upper + lower, wanted.flatten(2, 3))
     assert torch.equal(upper.view(torch.int32) & 0x1FFF, torch.zeros_like(upper, dtype=torch.int32))
     assert float((lower.abs() / upper.abs()).max()) < 2**-10
-    assert torch.equal(convolution.arranged(w, "ieee", turned=turned).upper, wanted.flatten(2, 3))
+    assert torch.equal(products.arranged(w, "ieee", turned=turned).upper, wanted.flatten(2, 3))
 
 
 def test_three_products_are_as_exact_as_float32() -> None:
@@ -105,9 +141,9 @@ def test_three_products_are_as_exact_as_float32() -> None:
 
 @pytest.mark.parametrize("programs", [1, 1000])
 def test_a_sum_that_is_split_between_programs(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "_PROGRAMS", programs)
+    monkeypatch.setattr(products, "_PROGRAMS", programs)
     x, gradient = numbers(2 * 6, 2, 12, 12), numbers(2 * 6, 3, 10, 10, seed=2)
-    got, shift = convolution.filters_gradient(
+    got, shift = products.filters_gradient(
         x, gradient, 2, ConvolutionGeometry((3, 3), (1, 1), (0, 0), (1, 1)), bias=True, precision="ieee"
     )
     w = torch.zeros(2, 3, 2, 3, 3, dtype=torch.float64, requires_grad=True)

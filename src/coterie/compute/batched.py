@@ -31,7 +31,7 @@ from coterie.compute.nets.layers import Convolution
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees
 from coterie.compute.nets.stacked import Kernel, StackedNet, make_net
 from coterie.compute.samples import Samples, Split
-from coterie.compute.schedule import Schedule, call_directly, make_schedule
+from coterie.compute.schedule import Schedule, call_directly, make_schedule, split_of
 from coterie.errors import ModelError
 from coterie.models.problem import Problem
 from coterie.rows import Rows, matrix_units
@@ -93,7 +93,7 @@ class BatchedEngine(Engine):
         self._net = self._make_net()
         self.chunk = chunk or self._memory_chunk()
         self.compile_steps = compile_steps
-        self.record = (not on_cpu) if record is None else record
+        self.record = ((not on_cpu) if record is None else record) and samples.on_device
         self.precision = precision
         self._graphs = GraphCache()
         self._recorded: BoundedCache[tuple[Hashable, ...], RecordedFold] = BoundedCache(_RECORDED_FOLDS)
@@ -260,7 +260,7 @@ class BatchedEngine(Engine):
                 work = take(work, slice(0, stay))  # longest rows first, so that those that are done are the last ones
                 left, taken = active, stay
             for at in range(begin, end):
-                batches = list(self._batches(schedule, at, taken, clients, dropout, memory))
+                batches = list(self._batches(schedule, at, taken, clients, dropout, memory, split_of(fold.over)))
                 work = step(work, *batches)
         work = join([work if taken == left else take(work, slice(0, left)), *reversed(done)])
         return work if schedule.order is None else take(work, torch.argsort(schedule.order))
@@ -273,14 +273,16 @@ class BatchedEngine(Engine):
         clients: Tensor,
         dropout: Tensor | None,
         memory: list[Tensor],
+        split: Split,
     ) -> Iterator[Batch]:
         draws = len(schedule.index)
         for draw in range(draws):
             key = None if dropout is None else randomness.fold_in(dropout[:active], at * draws + draw)
             x, y = self.samples.gather(schedule.index[draw, at, :active], clients[:active], key, memory[draw])
-            yield Batch(
-                self._net, self.problem.loss, x, y, schedule.weight[at, :active], schedule.share[at, :active], key
-            )
+            weight, share = schedule.weight[at, :active], schedule.share[at, :active]
+            if self.samples.class_weights is not None:
+                weight, share = self.samples.class_weights.apply(clients[:active], y, weight, share, split)
+            yield Batch(self._net, self.problem.loss, x, y, weight, share, key)
 
     def _recorded_fold(self, task: Task, fold: Fold, number: int, schedule: Schedule, work: Rows) -> RecordedFold:
         """Return the recording of a fold for rows and batches of these shapes, which serves all rounds of the task."""
@@ -291,7 +293,8 @@ class BatchedEngine(Engine):
         if recorded is None or recorded.capacity < steps:
             step = torch.compile(fold.step, dynamic=False) if self.compile_steps else fold.step
             capacity = 1 << (steps - 1).bit_length() if steps else 0  # so that a slightly longer round has room too
-            recorded = RecordedFold(self._net, self.problem.loss, self.samples, capacity, checked_step(step))
+            where = self._net, self.problem.loss, self.samples, split_of(fold.over)
+            recorded = RecordedFold(*where, capacity, checked_step(step))
         self._recorded[key] = recorded  # even if it was there: what was used last is dropped last
         return recorded
 

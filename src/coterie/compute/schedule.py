@@ -18,6 +18,7 @@ from torch import Tensor
 from coterie import randomness
 from coterie.algorithms.base import FullPass, Minibatches
 from coterie.compute.engine import Call, Engine
+from coterie.compute.samples import Split
 
 Indices = npt.NDArray[np.int64]
 
@@ -110,6 +111,11 @@ class _TableSizes:
     shuffled: bool
 
 
+def split_of(over: Minibatches | FullPass) -> Split:
+    """Give the split that a pass is over."""
+    return "train" if isinstance(over, Minibatches) else over.split
+
+
 def make_schedule(
     engine: Engine,
     over: Minibatches | FullPass,
@@ -124,7 +130,7 @@ def make_schedule(
 
     With ``padded`` the tables are a little larger than the longest batch and run need, so that they have few shapes.
     """
-    split = "train" if isinstance(over, Minibatches) else over.split
+    split = split_of(over)
     sizes = engine.host_sizes[split].numpy()[clients.numpy()]
     largest = int(sizes.max()) if len(sizes) else 0
     size = over.size or max(largest, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -11,26 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from coterie.algorithms.base import Task
-from coterie.algorithms.local_part import LOCAL_PART
+from coterie.algorithms.running_statistics import STATISTICS
 from coterie.compute.engine import Call
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.errors import CoterieError, Diverged
 from coterie.federation.agreement import FILE, Agreement
-from coterie.federation.node_state import NodeState
+from coterie.federation.node_state import NodeState, save_sealed
 from coterie.federation.party_data import own_population
 from coterie.federation.privacy_ledger import Ledger
 from coterie.federation.resident import Means, Resident, Residents, Timed, check_code
 from coterie.federation.schema import EVALUATE, GLOBAL, LAST, check_message
-from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack
+from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack, without_folders
+from coterie.models.batch_norm import statistics_state
 from coterie.rows import Rows
 from coterie.runs.builder import Population
 from coterie.runs.experiment import threads
-from coterie.runs.storage.atomic_files import replacing, write_json
+from coterie.runs.storage.atomic_files import append_lines, write_json
 from coterie.simulation.scoring import Score, Scorer
 from coterie.simulation.simulation import Simulation
 
@@ -81,16 +82,21 @@ class Node:
                 header = envelope.header
                 return self._answer(envelope, hashlib.blake2b(block).digest())
         except (CoterieError, Rejected) as error:
-            reason = str(error)
+            reason = without_folders(str(error), self.folder, Path.cwd(), Path.home())
+            if reason != str(error):
+                self._log(error)
+        except OSError as error:  # a full disk, most likely
+            reason = f"the node cannot read or write its files: {error.strerror or type(error).__name__}"
+            self._log(error)
         except Exception as error:  # only its kind is told: the text of a foreign error may quote the node's own data
             reason = f"an unexpected {type(error).__name__} on the node; its log says more"
             self._log(error)
         return pack({**_returned(header), "client": self.client, "error": reason}, {})
 
     def _log(self, error: Exception) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "errors.log").open("a", encoding="utf-8") as file:
-            file.writelines(traceback.format_exception(error))
+        with contextlib.suppress(OSError):  # on a full disk there is no room for this either
+            self.folder.mkdir(parents=True, exist_ok=True)
+            append_lines(self.folder / "errors.log", traceback.format_exception(error))
 
     def _answer(self, envelope: Envelope, digest: bytes) -> bytes:
         header = envelope.header
@@ -190,9 +196,9 @@ class Node:
                 models["personal"] = algorithm.personal(context, _moved(before, device), rows)
             for other in sorted(received.keys() - {LAST}, key=lambda kind: (kind != GLOBAL, kind)):
                 models[other] = _moved({name: value.unsqueeze(0) for name, value in received[other].items()}, device)
-            if simulation.part is not None:  # the server sends what is shared, and the rest of each model lies here
-                complete, local = simulation.part.complete, before[LOCAL_PART].to(device)
-                models |= {name: complete(rows, local) for name, rows in models.items() if name != "personal"}
+            # The server sends what is shared, and the rest of each model lies here.
+            for other in models.keys() - {"personal"}:
+                models[other] = simulation.completed(models[other], lambda name: before[name].to(device))
             scores = Scorer(simulation, one, one.new_zeros(0)).score(models)
             kind = "personal" if models.get("personal") else GLOBAL
             model = {name: value[0] for name, value in models.get(kind, {}).items()}
@@ -235,12 +241,13 @@ class Node:
         for key, row in model.items():
             if key == "w" and row.shape == (layout.size,):
                 tensors |= layout.state_dict(row)
+            elif key == STATISTICS:
+                tensors |= statistics_state(simulation.engine.problem.statistics, row)
             else:
                 tensors[key] = row.detach().clone().contiguous()
         round_number = int(header["evaluate"]["round"])
         facts = {"algorithm": config.algorithm, "model": config.model, "kind": kind, "round": str(round_number)}
-        with replacing(folder / "model.safetensors") as draft:
-            save_file(tensors, draft, metadata=facts)
+        save_sealed(folder / "model.safetensors", tensors, facts)
         measured: dict[str, dict[str, dict[str, float | None]]] = {}
         for score in scores:
             measured.setdefault(score.model, {}).setdefault(score.split, {})[score.metric] = _finite(score.values)
@@ -249,7 +256,7 @@ class Node:
         if self._ledger is not None:
             spent = self._ledger.epsilon(str(header["run"])), self._ledger.epsilon()
             more["privacy"] = {"epsilon": _number(spent[0]), "epsilon_of_all_runs": _number(spent[1])}
-        write_json(folder / "metrics.json", {**known, **facts, **more})
+        write_json(folder / "metrics.json", {**known, **facts, **more}, sealed=True)
 
     def _sizes(self, told: object, population: Population) -> list[int] | None:
         """Read what the server says of everybody's training samples, where the method starts from that."""

@@ -24,6 +24,7 @@ def places_on_image(first, last, STRIDE, PAD, DILATION, KERNEL, SIDE):
 def windows_kernel(
     image,
     out,
+    where,
     filters,
     low,
     bias,
@@ -57,31 +58,38 @@ def windows_kernel(
     RELU: tl.constexpr,
     MASKED: tl.constexpr,
     LONG: tl.constexpr,
+    BORDER: tl.constexpr,
     BY_SPOT: tl.constexpr,
+    POOL_H: tl.constexpr,
+    POOL_W: tl.constexpr,
+    CHANNELS_FIRST: tl.constexpr,
     PRECISION: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Images with their filters: out[m, f] = sum over places and channels of window[m, k] filters[f, k]."""
+    """Images with their filters: out[m, f] = sum over places and channels of window[m, k] filters[f, k].
+
+    DOWN and ACROSS count the results, after pooling over POOL_H x POOL_W of them.
+    """
     row = tl.program_id(1).to(tl.int64)  # offsets of many rows exceed 32 bits; those within a row do where LONG says so
     columns = tl.cdiv(FEATURES, N)
     m = (tl.program_id(0) // columns) * M + tl.arange(0, M)
     n = (tl.program_id(0) % columns) * N + tl.arange(0, N)
-    total = samples * DOWN * ACROSS
+    pooled: tl.constexpr = POOL_H * POOL_W
+    total = samples * DOWN * ACROSS * pooled
     inside = m < total
     if BY_SPOT:  # all samples' windows of one spot side by side, which reach over the image's border together
         spot = m // samples
         sample = m % samples
     else:
-        spot = m % (DOWN * ACROSS)
-        sample = m // (DOWN * ACROSS)
+        spot = m // pooled % (DOWN * ACROSS)
+        sample = m // (DOWN * ACROSS * pooled)
     if LONG:
         sample = sample.to(tl.int64)
-    top = spot // ACROSS * STRIDE_H - PAD_H
-    side = spot % ACROSS * STRIDE_W - PAD_W
+    top = (spot // ACROSS * POOL_H + m % pooled // POOL_W) * STRIDE_H - PAD_H
+    side = (spot % ACROSS * POOL_W + m % POOL_W) * STRIDE_W - PAD_W
     terms: tl.constexpr = KERNEL_H * KERNEL_W * CHANNELS
-    padded: tl.constexpr = PAD_H > 0 or PAD_W > 0
     image += row * samples * image_each
     mask += row * samples * mask_each
     corner = sample * image_each + top * image_line + side * image_place
@@ -120,7 +128,7 @@ def windows_kernel(
         up = place // KERNEL_W * DILATION_H
         left = place % KERNEL_W * DILATION_W
         there = inside[:, None]
-        if padded:
+        if BORDER:
             if CHANNELS % K == 0:
                 y = top + up
                 x = side + left
@@ -155,11 +163,30 @@ def windows_kernel(
             sums = tile_product(window, weights, sums, PRECISION)
     if BIAS:
         sums += tl.load(bias + row * bias_each + n, mask=n < FEATURES, other=0.0)[None, :]
-    if RELU:
-        sums = tl.maximum(sums, 0.0)
     out += row * samples * out_each
-    to = sample * out_each + spot * FEATURES
-    tl.store(out + to[:, None] + n[None, :], sums, mask=inside[:, None] & (n < FEATURES)[None, :])
+    if pooled > 1:
+        windows = tl.reshape(sums, (M // pooled, pooled, N))
+        best, place = tl.max(windows, 1, return_indices=True, return_indices_tie_break_left=True)
+        if RELU:
+            place = tl.where(best <= 0, 127, place)  # no place: ReLU lets no gradient through
+            best = tl.where(best <= 0, 0.0, best)
+        p = (tl.program_id(0) // columns) * (M // pooled) + tl.arange(0, M // pooled)
+        stored = (p < samples * DOWN * ACROSS)[:, None] & (n < FEATURES)[None, :]
+        sample = p // (DOWN * ACROSS)
+        if LONG:
+            sample = sample.to(tl.int64)
+        of = row * samples * (DOWN * ACROSS * FEATURES) + p * FEATURES
+        tl.store(where + of[:, None] + n[None, :], place.to(tl.int8), mask=stored)
+        if CHANNELS_FIRST:
+            to = (sample * out_each + p % (DOWN * ACROSS))[:, None] + (n * (DOWN * ACROSS))[None, :]
+        else:
+            to = (sample * out_each + p % (DOWN * ACROSS) * FEATURES)[:, None] + n[None, :]
+        tl.store(out + to, best, mask=stored)
+    else:
+        if RELU:
+            sums = tl.maximum(sums, 0.0)
+        to = sample * out_each + spot * FEATURES
+        tl.store(out + to[:, None] + n[None, :], sums, mask=inside[:, None] & (n < FEATURES)[None, :])
 
 
 @triton.jit(do_not_specialize=["samples"])
@@ -213,7 +240,6 @@ def filters_kernel(
     k = (tl.program_id(0) // columns) * M + tl.arange(0, M)
     n = (tl.program_id(0) % columns) * N + tl.arange(0, N)
     terms: tl.constexpr = KERNEL_H * KERNEL_W * CHANNELS
-    padded: tl.constexpr = PAD_H > 0 or PAD_W > 0
     channel = k % CHANNELS
     place = k // CHANNELS
     up = place // KERNEL_W * DILATION_H - PAD_H
@@ -236,7 +262,7 @@ def filters_kernel(
         there = (m < end)[None, :]
         if terms % M != 0:
             there = there & (k < terms)[:, None]
-        if padded:
+        if PAD_H > 0 or PAD_W > 0:
             y = (line * STRIDE_H)[None, :] + up[:, None]
             x = (column * STRIDE_W)[None, :] + left[:, None]
             there = there & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)

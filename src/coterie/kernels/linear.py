@@ -172,7 +172,8 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> T
     """Apply each row's layer to its samples."""
     rows, samples, inside = x.shape
     outside = weight.shape[1]
-    m, n, k = _power(16, samples, MOST_SAMPLES), _power(16, outside, 64), _power(16, inside, 64)
+    m = _power(16, samples, MOST_SAMPLES)
+    n, k = _power(16, outside, 64), _power(16, inside, 64 if m == 16 else 32)
     blocks = triton.cdiv(outside, n)
     # Long sums are split where there would be too few programs, into pieces that are worth a program of their own.
     parts = max(1, min(_PROGRAMS // (blocks * rows), inside // 512))
@@ -211,7 +212,11 @@ def backward(gradient: Tensor, weight: Tensor, precision: str) -> Tensor:
     inside = weight.shape[2]
     gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
     out = gradient.new_empty(rows, samples, inside)
-    m, n, k = _power(16, samples, MOST_SAMPLES), _power(16, inside, 128), _power(16, outside, 32)
+    m = _power(16, samples, MOST_SAMPLES)
+    # Timed on an H200. With four warps and 64 samples Triton uses Hopper's warp-group products, which need the weights
+    # transposed first: 0.19 instead of 0.07 ms (TF32), 0.35 instead of 0.14.
+    wide, deep, warps = (128, 32, 4) if m == 16 else (64, 16, 2) if precision == "tf32x3" else (64, 64, 2)
+    n, k = _power(16, inside, wide), _power(16, outside, deep)
     launch(
         _backward,
         (triton.cdiv(inside, n), rows),
@@ -227,7 +232,7 @@ def backward(gradient: Tensor, weight: Tensor, precision: str) -> Tensor:
         M=m,
         N=n,
         K=k,
-        num_warps=4,
+        num_warps=warps,
         num_stages=3,
     )
     return out
@@ -238,7 +243,7 @@ def descend_(weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor, r
     rows, samples, inside = x.shape
     outside = weight.shape[1]
     gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
-    s, n, k = _power(16, samples, MOST_SAMPLES), _power(16, outside, 64), _power(16, inside, 128)
+    s, n, k = _power(16, samples, MOST_SAMPLES), _power(16, outside, 32), _power(16, inside, 64)
     launch(
         _descend,
         (triton.cdiv(outside, n) * triton.cdiv(inside, k), rows),
@@ -260,7 +265,7 @@ def descend_(weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor, r
         S=s,
         N=n,
         K=k,
-        num_warps=4,
+        num_warps=2 if precision == "tf32x3" else 4,
         num_stages=1,
     )
 

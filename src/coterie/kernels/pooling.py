@@ -111,6 +111,39 @@ def _grid(windows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]
     return (triton.cdiv(windows, _PLACES), triton.cdiv(channels, wide)), {"P": _PLACES, "C": wide}
 
 
+def unpooled(gradient: Tensor, where: Tensor, window: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """Give each window's gradient to its largest value, in images of a size, with channels last in memory."""
+    samples, down, across, channels = where.shape
+    height, width = size
+    # What lies beyond the last whole window is in no window.
+    covered = height == down * window[0] and width == across * window[1]
+    make = gradient.new_empty if covered else gradient.new_zeros
+    out = make(samples, height, width, channels)
+    each, channel, line, place = gradient.stride()
+    grid, tile = _grid(samples * down * across, channels)
+    launch(
+        _up,
+        grid,
+        gradient,
+        where,
+        out,
+        samples * down * across,
+        each,
+        line,
+        place,
+        channel,
+        CHANNELS=channels,
+        HEIGHT=height,
+        WIDTH=width,
+        DOWN=down,
+        ACROSS=across,
+        HIGH=window[0],
+        WIDE=window[1],
+        **tile,
+    )
+    return out.permute(0, 3, 1, 2)
+
+
 class MaxPool(torch.autograd.Function):
     """Maximum over windows that lie side by side, with ReLU if wanted."""
 
@@ -152,7 +185,7 @@ class MaxPool(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         """Save what the backward pass needs."""
         image, ctx.window, _, _ = inputs
-        ctx.shape = image.shape
+        ctx.size = image.shape[2], image.shape[3]
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
@@ -164,35 +197,7 @@ class MaxPool(torch.autograd.Function):
         if gradient is None:
             return None, None, None, None
         (where,) = ctx.saved_tensors
-        samples, channels, height, width = ctx.shape
-        _, down, across, _ = where.shape
-        # What lies beyond the last whole window is in no window.
-        covered = height == down * ctx.window[0] and width == across * ctx.window[1]
-        make = gradient.new_empty if covered else gradient.new_zeros
-        out = make(samples, height, width, channels)
-        each, channel, line, place = gradient.stride()
-        grid, tile = _grid(samples * down * across, channels)
-        launch(
-            _up,
-            grid,
-            gradient,
-            where,
-            out,
-            samples * down * across,
-            each,
-            line,
-            place,
-            channel,
-            CHANNELS=channels,
-            HEIGHT=height,
-            WIDTH=width,
-            DOWN=down,
-            ACROSS=across,
-            HIGH=ctx.window[0],
-            WIDE=ctx.window[1],
-            **tile,
-        )
-        return out.permute(0, 3, 1, 2), None, None, None
+        return unpooled(gradient, where, ctx.window, ctx.size), None, None, None
 
 
 def pool(image: Tensor, window: tuple[int, int], relu: bool, channels_first: bool = False) -> Tensor:

@@ -13,6 +13,7 @@ from coterie.errors import ConfigError, RunFolderError
 from coterie.rows.distributed import Ranks, launched, started_together
 from coterie.runs.builder import Assembly, assemble
 from coterie.runs.experiment import Experiment, enough_memory, threads
+from coterie.runs.model_inputs import INPUTS, describe_inputs
 from coterie.runs.own_code import own_code, stored_config
 from coterie.runs.rounds import SimulatedRounds
 from coterie.runs.storage import RunFolder, read_config
@@ -148,6 +149,7 @@ def _refuse_finished(folder: RunFolder) -> None:
 
 def _write_beginning(folder: RunFolder, parts: Assembly, choices: dict[str, Any]) -> None:
     folder.write_shares(parts.population.holdings())
+    folder.write_facts(INPUTS, describe_inputs(parts.population))
     folder.write_choices(choices)
 
 

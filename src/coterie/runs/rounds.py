@@ -14,6 +14,7 @@ from coterie.rows import Rows
 from coterie.runs.builder import Assembly
 from coterie.runs.records import Recorder
 from coterie.runs.storage import Checkpoint, RunFolder, as_restored
+from coterie.runs.storage.kept_models import KeptModels
 from coterie.simulation.accuracy_matrix import Matrix
 
 
@@ -80,9 +81,11 @@ class SimulatedRounds:
         self.in_round = False
         simulation.server = as_restored(simulation.server)
         trained = clock()
-        scores, matrix = None, None
+        scores, matrix, last = None, None, round_number == config.rounds
+        kept = KeptModels(self._is_trained_to_be_measured)
         if due(config, round_number):
-            scores = self.parts.scorer.scores(round_number, answers=round_number == config.rounds)
+            keep = kept.add if last and simulation.processes.count == 1 else None
+            scores = self.parts.scorer.scores(round_number, answers=last, keep=keep)
             matrix = self._measure_matrix(round_number)
         protection, traffic = simulation.protection, simulation.traffic
         if protection is not None:
@@ -95,6 +98,7 @@ class SimulatedRounds:
                 recorder.info(round_number, info, cohort)
             if matrix is not None:
                 recorder.matrix(round_number, matrix)
+            kept.write(self.folder.path)
             self.folder.metrics.append_bytes(round_number, up=traffic.up - up, down=traffic.down - down)
             if protection is not None:
                 recorder.epsilon(round_number, protection.epsilon(self.trainers))
@@ -102,6 +106,10 @@ class SimulatedRounds:
 
         simulation.processes.write(record)
         return None if scores is None else recorder.headline(scores)
+
+    def _is_trained_to_be_measured(self, kind: str) -> bool:
+        """Say whether models of a kind are trained for the evaluation alone, so that no checkpoint has them."""
+        return kind == "newcomer" or self.simulation.asks_to_personalise(self.trainers)
 
     def _measure_matrix(self, round_number: int) -> Matrix | None:
         config, scorer = self.config, self.parts.matrix_scorer

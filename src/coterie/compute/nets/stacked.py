@@ -6,6 +6,7 @@ only layers with parameters need a stacked form (:data:`coterie.compute.nets.lay
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +17,23 @@ from torch import Tensor, fx, nn
 
 from coterie.algorithms.base import Batch
 from coterie.compute.nets import fusion
+from coterie.compute.nets.batch_norm import normalised, normalised_by_batch
+from coterie.compute.nets.fusion import Fusion
 from coterie.compute.nets.layers import STACKED, Convolution, convolved
-from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, keyed, layout_of
+from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, joined_statistics, keyed, layout_of
 from coterie.compute.nets.taps import GradientTap, TappedMaps, affine, leaves, tapped
 from coterie.errors import ModelError
 from coterie.models.attention import StreamAttention, attend
+from coterie.models.batch_norm import (
+    COUNT,
+    MEAN,
+    VARIANCE,
+    NormPass,
+    RowBatchNorm,
+    RunningStatistics,
+    norms_of,
+    statistics_layout,
+)
 from coterie.models.dropout import FunctionCalls, StreamDropout
 from coterie.models.recurrent import StreamGRU, StreamLSTM, StreamRNN, recur, written_out
 from coterie.rows import Layout, Rows
@@ -59,12 +72,12 @@ class StackedNet(RowNet):
             raise ModelError(f"{type(module).__name__} uses parameters outside of layers")
         self._modules = dict(module.named_modules())
         self._fused = fusion.plan(self._graph, self._modules)
-        self._flattened = fusion.flattened(self._graph, self._modules)
         # A parameter that two layers share is in the rows once, under the first of its names.
         rows = {value: name for name, value in module.named_parameters()}
         self._own = {
             name: {own: rows[value] for own, value in child.named_parameters()} for name, child in self._modules.items()
         }
+        self.norm_names: dict[nn.Module, str] = {layer: prefix for prefix, layer in norms_of(module)}
 
     def of_part(self, part: nn.Module) -> RowNet:
         """Make a net of a part of the model, stacked where that is possible."""
@@ -72,11 +85,20 @@ class StackedNet(RowNet):
         layers = part if isinstance(part, nn.Sequential) else nn.Sequential(part)
         return make_net(layers, layout_of(layers), "stacked", self.convolution)
 
-    def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+    def outputs(
+        self, params: Tensor, x: Tensor, key: Tensor | None = None, statistics: RunningStatistics | None = None
+    ) -> Tensor:
         """Apply the model to samples ``[rows, samples, ...]``."""
-        return self._walk(self.layout.views(params), x, key, None)
+        return self._walk(self.layout.views(params), x, key, None, statistics)
 
-    def descend_(self, params: Tensor, rate: Tensor, batch: Batch, losses: Callable[[Tensor], Tensor]) -> None:
+    def descend_(
+        self,
+        params: Tensor,
+        rate: Tensor,
+        batch: Batch,
+        losses: Callable[[Tensor], Tensor],
+        statistics: RunningStatistics | None = None,
+    ) -> None:
         """Take the step ``params − rate · gradient`` in place, with a rate ``[rows, 1]`` for each row.
 
         The gradient of a linear layer's weights is the product of two small matrices: the layer's input, and the
@@ -85,7 +107,7 @@ class StackedNet(RowNet):
         """
         taps: list[GradientTap] = []
         with torch.enable_grad():
-            total = losses(self._walk(self.layout.views(params), batch.x, batch.key, taps)).sum()
+            total = losses(self._walk(self.layout.views(params), batch.x, batch.key, taps, statistics)).sum()
             gradients = torch.autograd.grad(total, [tap.watched for tap in taps], allow_unused=True)
         for tap, gradient in zip(taps, gradients, strict=True):
             if gradient is not None:
@@ -95,11 +117,20 @@ class StackedNet(RowNet):
         """Return a layer, and for each of its parameters the name that it has in the rows."""
         return self._modules[name], self._own[name]
 
-    def _walk(self, named: Rows, x: Tensor, key: Tensor | None, taps: list[GradientTap] | None) -> Tensor:
+    def _walk(
+        self,
+        named: Rows,
+        x: Tensor,
+        key: Tensor | None,
+        taps: list[GradientTap] | None,
+        statistics: RunningStatistics | None,
+    ) -> Tensor:
         rows, samples = x.shape[:2]
         values: dict[fx.Node, Any] = {}
         calls = FunctionCalls(key)
-        layers = _Layers(self, named, rows, key, taps, calls)
+        running = {} if statistics is None else self.statistics.views(statistics.rows)
+        weight = None if statistics is None else statistics.weight
+        layers = _Layers(self, named, rows, key, taps, calls, running, weight)
 
         def value_of(node: fx.Node) -> Any:
             return values[node]
@@ -113,11 +144,10 @@ class StackedNet(RowNet):
             args = fx.map_arg(node.args, value_of)
             kwargs = fx.map_arg(node.kwargs, value_of)
             fused = self._fused.get(node)
-            if fused == "skip":
+            if fused == fusion.SKIP:
                 values[node] = args[0]
-            elif fused in ("pool", "pool, relu"):
-                layer = self._modules[str(node.target)]
-                values[node] = fusion.pooled(layer, args[0], fused == "pool, relu", node in self._flattened)
+            elif fused is not None and fused.kind == "pool":
+                values[node] = fusion.pooled(fused, args[0])
             elif node.op == "call_function" and calls.replaces(node.target):
                 values[node] = calls.call(node.target, args, kwargs)
             elif node.op == "call_function":
@@ -125,10 +155,12 @@ class StackedNet(RowNet):
             elif node.op == "call_method":
                 values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
             elif node.op == "call_module":
-                values[node] = layers.apply(str(node.target), args, kwargs, fused == "convolve, relu")
+                values[node] = layers.apply(str(node.target), args, kwargs, fused)
             else:
                 out = args[0]
         self.note(calls)
+        if statistics is not None and weight is not None:
+            statistics.new = torch.cat([layers.running[name].reshape(rows, -1) for name in self.statistics.names], 1)
         result: Tensor = out.view(rows, samples, *out.shape[1:])
         return result
 
@@ -143,25 +175,28 @@ class _Layers:
     key: Tensor | None
     taps: list[GradientTap] | None
     calls: FunctionCalls
+    running: Rows  # running statistics by name; layers that train put the new ones in their places
+    weight: Tensor | None  # of each sample in its batch's mean; none in evaluation
 
-    def apply(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], relu: bool) -> Any:
-        """Apply a layer to folded activations, and rectify its result if wanted."""
+    def apply(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], then: Fusion | None) -> Any:
+        """Apply a layer to folded activations, and what is computed together with it."""
         child, own = self.net.layer(name)
         if isinstance(child, StreamDropout):
             return args[0] if self.key is None else child.dropped(self.key, args[0])
+        if isinstance(child, RowBatchNorm):
+            return self._normalised(child, own, args[0])
         weights = {short: self.named[full] for short, full in own.items() if full in self.named}
-        if not weights:
-            plain = child(*args, **kwargs)
-            return plain.relu() if relu else plain
+        if not weights and not any(True for _ in norms_of(child)):
+            return fusion.finished(then, child(*args, **kwargs))
         # Frozen parameters are in no row: a layer with some of them has no stacked form.
-        out = self._stacked(child, weights, args, kwargs, relu) if len(weights) == len(own) else None
+        out = self._stacked(child, weights, args, kwargs, then) if len(weights) == len(own) else None
         if out is None:
             out = self._vectorised(child, leaves(weights, self.taps), args, kwargs)
-            return out.relu() if relu else out
+            return fusion.finished(then, out)
         return out
 
     def _stacked(
-        self, child: nn.Module, weights: Rows, args: tuple[Any, ...], kwargs: dict[str, Any], relu: bool
+        self, child: nn.Module, weights: Rows, args: tuple[Any, ...], kwargs: dict[str, Any], then: Fusion | None
     ) -> Any:
         """Apply a layer in its stacked form; ``None`` if it has none."""
         if isinstance(child, StreamLSTM | StreamGRU | StreamRNN):
@@ -186,30 +221,58 @@ class _Layers:
             return tapped(form(child, weights, args[0], self.rows, convolution), weights, args[0], self.taps)
         weights = leaves(weights, self.taps)
         if type(child) is nn.Conv2d:
-            return convolved(child, weights, args[0], self.rows, convolution, relu)
-        out = form(child, weights, args[0], self.rows, convolution)
-        return out.relu() if relu else out
+            return convolved(child, weights, args[0], self.rows, convolution, then)
+        return form(child, weights, args[0], self.rows, convolution)
+
+    def _normalised(self, layer: RowBatchNorm, own: dict[str, str], x: Tensor) -> Tensor:
+        """Apply a BatchNorm layer, and note its new running statistics in a pass that trains."""
+        weights = leaves({short: self.named[full] for short, full in own.items() if full in self.named}, self.taps)
+        affine = (weights.get("weight", layer.weight), weights.get("bias", layer.bias))
+        if layer.frozen or not self.running:  # with the statistics that it was built with
+            assert layer.running_mean is not None and layer.running_var is not None
+            return normalised(x, layer.running_mean, layer.running_var, affine, layer.eps, self.rows)
+        names = [self.net.norm_names[layer] + name for name in (MEAN, VARIANCE, COUNT)]
+        before = (self.running[names[0]], self.running[names[1]], self.running[names[2]])
+        if self.weight is None:
+            return normalised(x, before[0], before[1], affine, layer.eps, self.rows)
+        out, mean, variance = normalised_by_batch(x, self.weight, affine, layer.eps)
+        self.running.update(zip(names, layer.moved(before, mean, variance), strict=True))
+        return out
 
     def _dropped(self, layer: StreamDropout, x: Tensor) -> Tensor:
         return x if self.key is None else layer.dropped(self.key, x)
 
     def _vectorised(self, child: nn.Module, weights: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        key, calls = self.key, self.calls
+        key, calls, norms = self.key, self.calls, list(norms_of(child)) if self.running else []
         if key is not None:
             weights = weights | {f"{name}.key" if name else "key": key for name in keyed(child)}
+        # What the whole model calls the running statistics that are in this layer.
+        names = {
+            prefix + name: self.net.norm_names[layer] + name
+            for prefix, layer in norms
+            for name in (MEAN, VARIANCE, COUNT)
+        }
+        weights = weights | {short: self.running[full] for short, full in names.items()}
 
-        def one(own: Rows, key: Tensor | None, *given: Any) -> Any:
-            with FunctionCalls(key) as inner:
+        def one(own: Rows, key: Tensor | None, weight: Tensor | None, *given: Any) -> Any:
+            with FunctionCalls(key) as inner, contextlib.ExitStack() as stack:
+                now = NormPass(weight) if weight is None else stack.enter_context(NormPass(weight))
                 inner.calls = calls.calls  # masks are numbered through the whole model
                 out = torch.func.functional_call(child, own, given[:-1], given[-1])
             calls.calls, calls.met, calls.drew = inner.calls, calls.met or inner.met, calls.drew or inner.drew
-            return out
+            return (out, joined_statistics(norms, now, own)) if norms else out
 
         given = (*args, kwargs)
         split = _mapped(given, lambda value: value.unflatten(0, (self.rows, -1)))
         dims = _mapped(given, lambda _: 0, None)
+        weighed = self.weight if norms else None
+        in_dims = (0, *(None if each is None else 0 for each in (key, weighed)), *dims)
         with written_out():
-            out = torch.func.vmap(one, in_dims=(0, None if key is None else 0, *dims))(weights, key, *split)
+            out = torch.func.vmap(one, in_dims=in_dims)(weights, key, weighed, *split)
+        if norms:
+            out, new = out
+            after = statistics_layout(child).views(new)
+            self.running.update({full: after[short] for short, full in names.items()})
         return _mapped(out, lambda value: value.flatten(0, 1))
 
 
@@ -237,7 +300,7 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # A module of the user's own with parameters of its own is taken whole: its forward may use them in any way.
         direct = any(True for _ in m.parameters(recurse=False))
-        return direct or isinstance(m, StreamDropout) or super().is_leaf_module(m, module_qualified_name)
+        return direct or isinstance(m, StreamDropout | RowBatchNorm) or super().is_leaf_module(m, module_qualified_name)
 
 
 def make_net(

@@ -94,6 +94,7 @@ def compare(
     folder = Path(out)
     _refuse_several_processes()
     _refuse_without_validation(plan, at)
+    _refuse_objects_side_by_side(plan, jobs)
     make_all(track)  # what is wrong with them is said before anything is begun
     play = functools.partial(_play, folder, data_dir, tuple(track))
     with _locked(plan, folder):
@@ -216,6 +217,13 @@ def _refuse_several_processes() -> None:
         raise ConfigError(
             f"torchrun started {launched()} processes, but a comparison runs in one: start it without torchrun, with "
             "--jobs for several runs at a time; single runs can be sharded (`torchrun -m coterie run`)"
+        )
+
+
+def _refuse_objects_side_by_side(plan: ComparisonPlan, jobs: int) -> None:
+    if jobs > 1 and plan.has_objects:
+        raise ConfigError(
+            f"jobs is {jobs}, but the plan has objects, which other processes do not have: use jobs=1, or text"
         )
 
 

@@ -30,10 +30,10 @@ JointFunction = Callable[..., None]
 
 def can_join(config: ExperimentConfig) -> Hashable:
     """Give what runs must have in common to play together; ``None`` for one that plays by itself."""
-    if config.engine != "batched" or config.convolution == "measured":
+    if config.engine != "batched" or config.convolution == "measured" or config.class_weights is not None:
         return None
     return (
-        (config.data, config.model, config.local, config.loss, tuple(config.metrics)),
+        (config.data, config.model, config.local, config.buffers, config.loss, tuple(config.metrics)),
         (config.device, config.dtype, config.precision, config.kernel, config.convolution, config.chunk),
         (config.compile, config.threads),
     )
