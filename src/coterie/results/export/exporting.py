@@ -38,6 +38,7 @@ from coterie.runs.storage import read_code
 from coterie.runs.storage.atomic_files import write_json, write_text
 from coterie.runs.storage.code_folder import write_code
 from coterie.runs.storage.tensor_file import save_named
+from coterie.user_code import OBJECT, as_given
 
 Kind = Literal["personal", "global", "hybrid"]
 """The client's own model, the one for all, or whichever of the two is better on the client's validation samples."""
@@ -138,6 +139,7 @@ def export(
     if onnx:
         onnx_graph.refuse_without_packages()
     result = Result(run)
+    _refuse_object(str(result.config["model"]))
     summary = result.summary
     restored = RestoredRun(result, folder.absolute().parent, None if data_dir is None else Path(data_dir))
     algorithm = restored.parts.simulation.algorithm
@@ -174,6 +176,14 @@ def export(
         _write_code(draft, restored, module, form)
     files = tuple(folder / _onnx_name(entry) for entry in entries) if onnx else ()
     return Exported(folder, about, files)
+
+
+def _refuse_object(model: str) -> None:
+    if model.startswith(OBJECT):
+        raise ConfigError(
+            f"model is {as_given(model)!r}, an object, of which the run's folder has no code that could be taken home: "
+            "begin a run with import:module:Class, or with a model by its name"
+        )
 
 
 def _refuse_place(folder: Path) -> None:
