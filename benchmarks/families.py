@@ -66,10 +66,10 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def make_samples(clients: int, per_client: int, device: str) -> Samples:
+def make_samples(clients: int, per_client: int, device: str, words: int = WORDS, times: int = TIMES) -> Samples:
     draw = randomness.stream(1, "benchmark")
     count = clients * per_client
-    x = torch.from_numpy(draw.integers(WORDS, size=(count, TIMES))).to(device)
+    x = torch.from_numpy(draw.integers(words, size=(count, times))).to(device)
     y = torch.from_numpy(draw.integers(OUTPUTS, size=count)).to(device)
     index = Ragged.of(list(torch.arange(count).split(per_client)))
     none = Ragged.of([torch.arange(0) for _ in range(clients)])

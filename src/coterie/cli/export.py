@@ -38,3 +38,5 @@ def export(
     err.print(f"model: {written.model}, loaded by {written.loader}", markup=False, highlight=False)
     if written.onnx:
         err.print(f"onnx: {written.onnx}", markup=False, highlight=False)
+    if written.peft:
+        err.print(f"adapters for PEFT: {written.peft}", markup=False, highlight=False)

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from coterie import user_code
 from coterie.errors import ConfigError, CoterieError, ModelError, UnknownName
+from coterie.models.hugging_face_spec import PREFIX, spec_of
 from coterie.user_code import IMPORT
 
 if TYPE_CHECKING:
@@ -242,6 +243,10 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: obje
         given = {key: _literal(value) for key, value in _options(name, text).items()}
         return _imported(module, target, shape, outputs, {**given, **options})
     check_name(name)
+    if (spec := spec_of(name)) is not None:
+        from coterie.models.hugging_face import build_hugging_face
+
+        return build_hugging_face(spec, outputs)
     entry = _ENTRIES[kind]
     return entry.builder(shape, outputs, **_validated(entry, {**_options(name, rest), **options}))
 
@@ -249,8 +254,8 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: obje
 def check_name(name: str) -> None:
     """Refuse a name that no model has, before anything is imported; options after a colon may follow it."""
     kind = name.partition(":")[0]
-    if not name.startswith(IMPORT) and kind not in _ENTRIES:
-        raise UnknownName("model", kind, [*_ENTRIES, f"{IMPORT}package.module:Class"])
+    if not name.startswith(IMPORT) and spec_of(name) is None and kind not in _ENTRIES:
+        raise UnknownName("model", kind, [*_ENTRIES, f"{IMPORT}package.module:Class", f"{PREFIX}FOLDER"])
 
 
 def _options(name: str, text: str) -> dict[str, str]:

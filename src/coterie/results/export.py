@@ -7,6 +7,7 @@
     load_model.py       a few lines of Python that rebuild the module and load it
     model_code/         the source of the module, where it is the user's own
     model.onnx          the module for other programs, where it was asked for
+    model_peft/         adapters and head as PEFT reads them, where the model has adapters
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from coterie.errors import CheckpointError, ConfigError, RunFolderError
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_validation
 from coterie.models.dropout import StreamDropout
+from coterie.models.hugging_face import HuggingFaceModel
 from coterie.results import Result
 from coterie.rows import Rows
 from coterie.runs.builder import Assembly, assemble
@@ -58,7 +60,7 @@ MEAN, STD = {mean}, {std}
 def load_model() -> torch.nn.Module:
     """Rebuild the module and load its parameters."""
     module = build({named}, {input_shape!r}, {outputs!r}).to(torch.{dtype})
-    module.load_state_dict(load_file(Path(__file__).with_name({name!r})))
+    module.load_state_dict(load_file(Path(__file__).with_name({name!r})), strict={whole})
     return module.eval()
 
 
@@ -93,12 +95,15 @@ class Exported:
         What is known of the model, as in the JSON file.
     onnx
         The module as an ONNX file, where it was asked for.
+    peft
+        The folder with adapters and head as PEFT reads them, where the model has adapters.
     """
 
     model: Path
     loader: Path
     about: dict[str, Any]
     onnx: Path | None = None
+    peft: Path | None = None
 
 
 def kind(name: str | None) -> Kind | None:
@@ -170,9 +175,9 @@ def export(
     """
     model = Path(out)
     loader, about = model.with_name(f"load_{model.stem}.py"), model.with_suffix(".json")
-    code = model.with_name(f"{model.stem}_code")
+    code, adapters = model.with_name(f"{model.stem}_code"), model.with_name(f"{model.stem}_peft")
     graph = model.with_suffix(".onnx") if onnx else None
-    _refuse_places(model, loader, about, code, *([graph] if graph else []))
+    _refuse_places(model, loader, about, code, adapters, *([graph] if graph else []))
     if graph:
         _refuse_without_onnx()
     result = Result(run)
@@ -217,7 +222,10 @@ def export(
         _write_onnx(
             module, facts, graph, torch.int64 if dataset.x.dtype == torch.int64 else getattr(torch, config.dtype)
         )
-    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
+    # What is frozen of a model of Hugging Face's is in its own folder, and may be large.
+    based = module if isinstance(module, HuggingFaceModel) else None
+    state = based.trained() if based else module.state_dict()
+    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
     with replacing(model) as draft:
         save_file(tensors, draft)
     write_json(about, facts)
@@ -228,12 +236,13 @@ def export(
         "named": repr(facts["model"]),
         "imports": "",
         "as_they_are": _WORDS if dataset.x.dtype == torch.int64 else "",
+        "whole": based is None,
     }
     if "model" in copies.settings:
         write_code(code, copies.only("model"))
         words |= {"named": 'Copies.read(CODE).use(CODE)["model"]', "imports": _OWN_CODE.format(code=code.name)}
     write_text(loader, _LOADER.format(**words))
-    return Exported(model, loader, facts, graph)
+    return Exported(model, loader, facts, graph, adapters if based and based.save_adapters(adapters) else None)
 
 
 def _refuse_places(*places: Path) -> None:

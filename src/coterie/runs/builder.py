@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.algorithms import registry
 from coterie.compute.engine import Engine
@@ -87,7 +87,7 @@ def assemble(
     fingerprint = {
         "data": _digest(population.dataset.x, population.dataset.y),
         "partition": _digest(*(getattr(population.shares, part).flat for part in ("train", "validation", "test"))),
-        "model": _digest(engine.problem.start, text=str(engine.problem.module)),
+        "model": _digest(engine.problem.start, *_frozen(engine.problem.module), text=str(engine.problem.module)),
     }
     for what, digest in fingerprint.items():
         processes.agree(f"the {what} is not the same on all ranks of the sharded run", [number_of(digest)])
@@ -114,6 +114,10 @@ def assemble(
     honest = torch.tensor(population.roles.honest, device=device)
     matrix_scorer = AccuracyMatrixScorer(simulation, trainers, honest) if config.matrix else None
     return Assembly(population, simulation, scorer, matrix_scorer, fingerprint)
+
+
+def _frozen(module: nn.Module) -> list[Tensor]:
+    return [value.detach() for value in module.parameters() if not value.requires_grad]
 
 
 def _digest(*tensors: Tensor, text: str = "") -> str:

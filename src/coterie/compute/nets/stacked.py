@@ -6,9 +6,11 @@ only layers with parameters need a stacked form (:data:`coterie.compute.nets.lay
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,10 +20,11 @@ from coterie.algorithms.base import Batch
 from coterie.compute.nets import fusion
 from coterie.compute.nets.layers import STACKED, Convolution, convolved
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, keyed, layout_of
-from coterie.compute.nets.taps import GradientTap, TappedMaps, affine, leaves, tapped
+from coterie.compute.nets.taps import GradientTap, TappedMaps, affine, descend_along, leaves, tapped
 from coterie.errors import ModelError
 from coterie.models.attention import StreamAttention, attend
 from coterie.models.dropout import FunctionCalls, StreamDropout
+from coterie.models.problem import logits_alone
 from coterie.models.recurrent import StreamGRU, StreamLSTM, StreamRNN, recur, written_out
 from coterie.rows import Layout, Rows
 
@@ -85,10 +88,7 @@ class StackedNet(RowNet):
         taps: list[GradientTap] = []
         with torch.enable_grad():
             total = losses(self._walk(self.layout.views(params), batch.x, batch.key, taps)).sum()
-            gradients = torch.autograd.grad(total, [tap.watched for tap in taps], allow_unused=True)
-        for tap, gradient in zip(taps, gradients, strict=True):
-            if gradient is not None:
-                tap.update_(gradient, rate)
+        descend_along(taps, total, rate)
 
     def layer(self, name: str) -> tuple[nn.Module, dict[str, str]]:
         """Return a layer, and for each of its parameters the name that it has in the rows."""
@@ -125,7 +125,7 @@ class StackedNet(RowNet):
             elif node.op == "call_module":
                 values[node] = layers.apply(str(node.target), args, kwargs, fused == "convolve, relu")
             else:
-                out = args[0]
+                out = logits_alone(self.module, x, args[0])  # tracing takes no notice of hooks
         self.note(calls)
         result: Tensor = out.view(rows, samples, *out.shape[1:])
         return result
@@ -135,7 +135,7 @@ class StackedNet(RowNet):
 class _Layers:
     """The layers of a net in one pass over its graph."""
 
-    net: StackedNet
+    net: StackedNet | FoldedNet
     named: Rows
     rows: int
     key: Tensor | None
@@ -157,6 +157,14 @@ class _Layers:
             out = self._vectorised(child, leaves(weights, self.taps), args, kwargs)
             return out.relu() if relu else out
         return out
+
+    def apply_to_some(self, name: str, samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Apply a layer to folded activations, or to what the model has once for all samples, such as positions."""
+        once = len(args) > 0 and isinstance(args[0], Tensor) and len(args[0]) == 1 < self.rows * samples
+        if not once:
+            return self.apply(name, args, kwargs, False)
+        of_rows = args[0].expand(self.rows, *args[0].shape[1:])
+        return self.apply(name, (of_rows, *args[1:]), kwargs, False).repeat_interleave(samples, 0)
 
     def _stacked(
         self, child: nn.Module, weights: Rows, args: tuple[Any, ...], kwargs: dict[str, Any], relu: bool
@@ -231,6 +239,96 @@ def _defaults(module: nn.Module) -> dict[str, Any]:
     return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
+class FoldedNet(RowNet):
+    """A model that is called as it is, on all rows' samples as one batch, with its trained layers in stacked form.
+
+    For models that cannot be traced: whatever is frozen, or has no parameters, runs as it stands.
+
+    Parameters
+    ----------
+    module
+        The model; what is trained must be in layers.
+    layout
+        Where its parameters lie in a row.
+    convolution
+        How convolutions are computed.
+
+    Raises
+    ------
+    ModelError
+        If the model uses trained parameters outside of layers.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout | None = None, convolution: Convolution = "auto") -> None:
+        super().__init__(module, layout)
+        self.convolution: Convolution = convolution
+        rows = {value: name for name, value in module.named_parameters()}
+        self._own: dict[str, tuple[nn.Module, dict[str, str]]] = {}
+        for name, child in _outermost(module):
+            if child is module:
+                raise ModelError(f"{type(module).__name__} uses parameters outside of layers")
+            self._own[name] = child, {own: rows[value] for own, value in child.named_parameters()}
+
+    def of_part(self, part: nn.Module) -> RowNet:
+        """Make a net of a part of the model, stacked where that is possible."""
+        layers = part if isinstance(part, nn.Sequential) else nn.Sequential(part)
+        return make_net(layers, layout_of(layers), "stacked", self.convolution)
+
+    def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """Apply the model to samples ``[rows, samples, ...]``."""
+        return self._run(self.layout.views(params), x, key, None)
+
+    def descend_(self, params: Tensor, rate: Tensor, batch: Batch, losses: Callable[[Tensor], Tensor]) -> None:
+        """Take the step ``params − rate · gradient`` in place, as :meth:`StackedNet.descend_` does."""
+        taps: list[GradientTap] = []
+        with torch.enable_grad():
+            total = losses(self._run(self.layout.views(params), batch.x, batch.key, taps)).sum()
+        descend_along(taps, total, rate)
+
+    def layer(self, name: str) -> tuple[nn.Module, dict[str, str]]:
+        """Return a layer, and for each of its parameters the name that it has in the rows."""
+        return self._own[name]
+
+    def _run(self, named: Rows, x: Tensor, key: Tensor | None, taps: list[GradientTap] | None) -> Tensor:
+        rows, samples = x.shape[:2]
+        calls = FunctionCalls(key)
+        layers = _Layers(self, named, rows, key, taps, calls)
+        with contextlib.ExitStack() as replaced, calls:
+            for name, (child, _) in self._own.items():
+                replaced.enter_context(_replaced(child, partial(layers.apply_to_some, name, samples)))
+            out = self.module(x.flatten(0, 1))
+        self.note(calls)
+        result: Tensor = out.view(rows, samples, *out.shape[1:])
+        return result
+
+
+def _outermost(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Give the layers that have trained parameters of their own, or draw, but none within another of them."""
+    if isinstance(module, StreamDropout) or any(value.requires_grad for value in module.parameters(recurse=False)):
+        yield name, module
+        return
+    for own, child in module.named_children():
+        yield from _outermost(child, f"{name}.{own}" if name else own)
+
+
+@contextlib.contextmanager
+def _replaced(layer: nn.Module, apply: Callable[..., Any]) -> Iterator[None]:
+    """Have a layer called in another way."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        del layer.__dict__["forward"]  # the other way may call the layer itself
+        try:
+            return apply(args, kwargs)
+        finally:
+            layer.__dict__["forward"] = forward
+
+    layer.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del layer.__dict__["forward"]
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # A module of the user's own with parameters of its own is taken whole: its forward may use them in any way.
@@ -245,8 +343,7 @@ def make_net(
     if kernel == "module":
         return ModuleNet(module, layout)
     if kernel == "stacked":
-        try:
-            return StackedNet(module, layout, convolution)
-        except ModelError:
-            pass
+        for kind in (StackedNet, FoldedNet):
+            with contextlib.suppress(ModelError):
+                return kind(module, layout, convolution)
     return VmapNet(module, layout)
