@@ -29,7 +29,7 @@ from coterie.compute.autotune import Times, convolution_times
 from coterie.compute.cuda_graphs import GraphCache, RecordedFold
 from coterie.compute.engine import Call, Engine, Predict, finished, join, pick, take
 from coterie.compute.nets.layers import Convolution
-from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees
+from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees, branches_on_values
 from coterie.compute.nets.stacked import FoldedNet, Kernel, StackedNet, make_net
 from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule, call_directly, make_schedule
@@ -109,6 +109,8 @@ class BatchedEngine(Engine):
     def _make_net(self) -> RowNet:
         module, layout = self.problem.module, self.problem.layout
         net = make_net(module, layout, self.kernel, self.convolution)
+        if isinstance(net, FoldedNet) and branches_on_values(module, self._probe()[0]):
+            net = VmapNet(module, layout)
         if isinstance(net, StackedNet | FoldedNet) and not agrees(net, ModuleNet(module, layout), self._probe(), 1e-4):
             net = VmapNet(module, layout)
         elif isinstance(net, ModuleNet):  # so that it is known whether the model draws random numbers

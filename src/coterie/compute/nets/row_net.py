@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from coterie.errors import ModelError
 from coterie.models.dropout import FunctionCalls, StreamDropout
@@ -160,6 +161,19 @@ class VmapNet(RowNet):
 def keyed(module: nn.Module) -> list[str]:
     """Name the dropout layers of a module that drop anything."""
     return [name for name, child in module.named_modules() if isinstance(child, StreamDropout) and child.p > 0]
+
+
+def branches_on_values(module: nn.Module, x: Tensor) -> bool:
+    """Return whether a module looks at numbers to decide what it computes: it is run on samples that have none.
+
+    Such a model cannot be called once for the samples of several clients, and cannot be recorded on a GPU.
+    """
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake, FunctionCalls(None):
+        try:
+            module(fake.from_tensor(x))
+        except Exception:  # whatever it does with what it looks at
+            return True
+    return False
 
 
 def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float, backward: bool = False) -> bool:
