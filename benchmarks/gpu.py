@@ -1,14 +1,15 @@
 """Rounds and server steps on one GPU, our variants side by side in one run.
 
-    python benchmarks/gpu.py [--only pfl pfllib mlp server check] [--json FILE]
+    python benchmarks/gpu.py [--only pfl pfllib cnn mlp fedpg server check] [--json FILE]
 
 Shapes: ``pfl`` is the benchmark of pfl-research (1,000 users of 50 images of 3x32x32, cohort 50, batch 10, one epoch, a
 CNN of 1,626,442 parameters); ``pfllib`` is 20 clients of 52,000 images of 1x28x28 with very unequal shares, a CNN of
-582,026 parameters, batch 10, one epoch; ``mlp`` is 100 clients, 784-200-10, batch 50, 10 steps; ``server`` is the
-attention of 1,000 clients with 1.6 million parameters. A round is the whole of ``Simulation.play_round``: messages,
-training, replies, aggregation, the clients' state. Figures are medians over rounds after warm-up rounds, the device
-synchronised. The ceilings (a copy, a matrix product) are timed in the same run. Beside others: side_by_side.py. With
-many clients of which few take part: many_clients.py.
+582,026 parameters, batch 10, one epoch; ``cnn`` is 100 clients with that model, batch 50, 5 steps; ``fedpg`` is 10 of
+100 clients, an MLP, the full gradient of 600 samples; ``mlp`` is 100 clients, 784-200-10, batch 50, 10 steps;
+``server`` is the attention of 1,000 clients with 1.6 million parameters. A round is the whole of
+``Simulation.play_round``: messages, training, replies, aggregation, the clients' state. Figures are medians over
+rounds after warm-up rounds, the device synchronised. The ceilings (a copy, a matrix product) are timed in the same
+run. Beside others: side_by_side.py. With many clients of which few take part: many_clients.py.
 """
 
 from __future__ import annotations
@@ -149,6 +150,17 @@ def mlp() -> list[dict[str, Any]]:
     return variants("mlp", "fedavg", settings, "mlp", samples, 100, which)
 
 
+def cnn() -> list[dict[str, Any]]:
+    settings = {"local_epochs": 1, "batch_size": 50, "lr": 0.05}
+    which: list[dict[str, Any]] = [{"precision": kind} for kind in KINDS]
+    return variants("cnn", "fedavg", settings, "cnn_pfllib", samples_of([250] * 100, (1, 28, 28)), 100, which)
+
+
+def fedpg() -> list[dict[str, Any]]:
+    samples = samples_of([600] * 100, (1, 28, 28))
+    return variants("fedpg", "fedpg", {"lr": 0.05}, "mlp", samples, 10, [{}])
+
+
 def server() -> list[dict[str, Any]]:
     draw = torch.Generator(device=DEVICE)
     draw.manual_seed(2)
@@ -259,7 +271,7 @@ def ceilings() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"check": check, "pfl": pfl, "pfllib": pfllib, "mlp": mlp, "server": server}
+    parts = {"check": check, "pfl": pfl, "pfllib": pfllib, "cnn": cnn, "mlp": mlp, "fedpg": fedpg, "server": server}
     parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()

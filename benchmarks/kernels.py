@@ -19,7 +19,8 @@ from convolutions import SHAPES
 from gpu import DEVICE, median_ms
 
 from coterie.compute.nets.layers import _conv2d_unfold
-from coterie.kernels.convolution import Shape, Tiles, convolve, filters_gradient, images_with_filters
+from coterie.kernels._convolution_products import Tiles, arranged, filters_gradient, images_with_filters
+from coterie.kernels.convolution import ConvolutionGeometry, convolve
 from coterie.rows import matrix_units
 
 CUTS = (
@@ -56,7 +57,7 @@ def unfolded(layer: nn.Conv2d, x: Tensor, w: Tensor, wanted: Any, gradient: Tens
     return torch.autograd.grad(_conv2d_unfold(layer, w, None, x, len(w)), wanted, gradient)
 
 
-def fused(shape: Shape, x: Tensor, w: Tensor, wanted: Any, gradient: Tensor, precision: str) -> Any:
+def fused(shape: ConvolutionGeometry, x: Tensor, w: Tensor, wanted: Any, gradient: Tensor, precision: str) -> Any:
     return torch.autograd.grad(convolve(x, w, None, shape, False, precision), wanted, gradient)
 
 
@@ -66,14 +67,12 @@ def convolutions() -> None:
         if inside > 3:
             x = x.contiguous(memory_format=torch.channels_last)
         w = torch.randn(rows, outside, inside, k, k, device=DEVICE)
-        shape = Shape((k, k), (1, 1), (0, 0), (1, 1))
+        shape = ConvolutionGeometry((k, k), (1, 1), (0, 0), (1, 1))
         size = (side - k + 1, side - k + 1)
         gradient = torch.randn(rows * batch, outside, *size, device=DEVICE).contiguous(
             memory_format=torch.channels_last
         )
-        filters = w.permute(0, 3, 4, 2, 1).reshape(rows, -1, outside).contiguous()
-        turned = w.flip(3, 4).permute(0, 3, 4, 1, 2).reshape(rows, -1, inside).contiguous()
-        back = Shape((k, k), (1, 1), (k - 1, k - 1), (1, 1))
+        back = ConvolutionGeometry((k, k), (1, 1), (k - 1, k - 1), (1, 1))
         exact = torch.cat([F.conv2d(x[r * batch : (r + 1) * batch].double(), w[r].double()) for r in range(rows)])
         xd, wd = x.double(), w.double().requires_grad_()
         outs = torch.cat([F.conv2d(xd[r * batch : (r + 1) * batch], wd[r]) for r in range(rows)])
@@ -92,6 +91,7 @@ def convolutions() -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         for precision in ("bf16", "tf32", "tf32x3", "ieee"):
             found: dict[str, list[Any]] = {"forward": [], "images": [], "filters": []}
+            filters, turned = arranged(w, precision), arranged(w, precision, turned=True)
             for cut in CUTS if inside > 3 else CUTS[:4]:
                 tiles = Tiles(*cut)
                 if precision == "ieee" and cut not in CUTS[:3]:
@@ -108,7 +108,7 @@ def convolutions() -> None:
                     except Exception as error:
                         print(f"{kind} {tiles}: {type(error).__name__} {str(error)[:80]}")
             error = float(
-                (images_with_filters(x, filters, None, shape, size, precision=precision).double() - exact).norm()
+                (images_with_filters(x, filters, None, shape, size, precision=precision)[0].double() - exact).norm()
                 / exact.norm()
             )
             error_w = float(

@@ -1,6 +1,6 @@
 """Where the time of a round goes on a GPU: kernels, and the host's phases.
 
-python benchmarks/profile_gpu.py {pfl,pfllib,mlp} [--precision KIND] [--convolution KIND] [--top N]
+python benchmarks/profile_gpu.py {pfl,pfllib,cnn,mlp,fedpg} [--precision KIND] [--convolution KIND] [--top N]
 """
 
 from __future__ import annotations
@@ -19,6 +19,15 @@ from gpu import DEVICE, randomness, samples_of, simulation, synchronise
 
 from coterie.compute import batched, cuda_graphs
 from coterie.compute.engine import Engine
+
+SHAPES: dict[str, tuple[str, int | None, list[int], tuple[int, ...], str, int]] = {
+    "pfl": ("fedavg", 10, [50] * 1000, (3, 32, 32), "cnn_pfl", 50),
+    "pfllib": ("fedavg", 10, [400 + 250 * i for i in range(20)], (1, 28, 28), "cnn_pfllib", 20),
+    "cnn": ("fedavg", 50, [250] * 100, (1, 28, 28), "cnn_pfllib", 100),
+    "mlp": ("fedavg", 50, [500] * 100, (1, 28, 28), "mlp", 100),
+    "fedpg": ("fedpg", None, [600] * 100, (1, 28, 28), "mlp", 10),
+}
+"""Method, batch size, samples of each client, shape of a sample, model, clients in a round."""
 
 
 def kernels(title: str, simulated: Any, cohort: int, top: int) -> None:
@@ -54,7 +63,7 @@ def kernels(title: str, simulated: Any, cohort: int, top: int) -> None:
         (type(simulated.engine), "run"),
         (type(simulated.clients), "scatter"),
         (type(simulated.clients), "gather"),
-        (type(simulated), "_deliver"),
+        (type(simulated), "_played"),
         (Engine, "client_context"),
     ]
     originals = [(owner, name, clocked(owner, name)) for owner, name in places]
@@ -78,19 +87,15 @@ def kernels(title: str, simulated: Any, cohort: int, top: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", choices=["pfl", "pfllib", "mlp"])
+    parser.add_argument("shape", choices=list(SHAPES))
     parser.add_argument("--precision", default="float32", choices=["float32", "tf32", "bf16"])
     parser.add_argument("--convolution", default=None)
     parser.add_argument("--top", type=int, default=20)
     args = parser.parse_args()
-    one = {"local_epochs": 1, "batch_size": 50 if args.shape == "mlp" else 10, "lr": 0.05}
-    sizes, shape, model, cohort = {
-        "pfl": ([50] * 1000, (3, 32, 32), "cnn_pfl", 50),
-        "pfllib": ([400 + 250 * i for i in range(20)], (1, 28, 28), "cnn_pfllib", 20),
-        "mlp": ([500] * 100, (1, 28, 28), "mlp", 100),
-    }[args.shape]
+    name, batch, sizes, shape, model, cohort = SHAPES[args.shape]
+    settings = {"lr": 0.05} if batch is None else {"local_epochs": 1, "batch_size": batch, "lr": 0.05}
     options = {"precision": args.precision, "convolution": args.convolution}
-    simulated = simulation("fedavg", one, model, samples_of(sizes, shape), **options)
+    simulated = simulation(name, settings, model, samples_of(sizes, shape), **options)
     kernels(f"{args.shape} {options}", simulated, cohort, args.top)
 
 

@@ -18,11 +18,13 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from coterie import kernels
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -87,7 +89,10 @@ def torch_stream(seed: int, purpose: str) -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-Keys = TypeVar("Keys", Tensor, "np.ndarray[Any, np.dtype[np.int64]]")
+HostKeys: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+"""Keys, or clients' numbers, on the host."""
+
+Keys = TypeVar("Keys", Tensor, HostKeys)
 """Keys as a tensor, or on the host as a NumPy array, whose operations are several times faster for a few keys."""
 
 
@@ -116,11 +121,49 @@ def keys(seed: int, purpose: str, round_number: int, clients: Tensor) -> Tensor:
     Tensor
         64-bit keys, of the shape and on the device of ``clients``.
     """
-    base = int.from_bytes(_digest(int(seed), purpose, int(round_number))[:8], "big", signed=True)
+    base = stream_base(seed, purpose, round_number)
     if clients.device.type != "cpu":
         return _mix(_mix(clients.to(torch.int64) * GOLDEN + base) + base)
     with np.errstate(over="ignore"):  # NumPy warns when a single number wraps, though not when an array does
-        return torch.as_tensor(_mix(_mix(clients.to(torch.int64).numpy() * GOLDEN + base) + base))
+        return torch.as_tensor(keys_of(base, clients.to(torch.int64).numpy()))
+
+
+def stream_base(seed: int, purpose: str, round_number: int) -> int:
+    """Return the number from which :func:`keys` makes the keys of one purpose and round.
+
+    Parameters
+    ----------
+    seed
+        The experiment's seed.
+    purpose
+        What the numbers are for.
+    round_number
+        The round they belong to.
+
+    Returns
+    -------
+    int
+        A number of 64 bits.
+    """
+    return int.from_bytes(_digest(int(seed), purpose, int(round_number))[:8], "big", signed=True)
+
+
+def keys_of(base: int | HostKeys, clients: HostKeys) -> HostKeys:
+    """Return one key a client on the host.
+
+    Parameters
+    ----------
+    base
+        The :func:`stream_base` of all of them, or of each.
+    clients
+        The clients' numbers.
+
+    Returns
+    -------
+    numpy.ndarray
+        64-bit keys, those of :func:`keys`.
+    """
+    return _mix(_mix(clients * GOLDEN + base) + base)
 
 
 def fold_in(key: Keys, number: int | Keys) -> Keys:
@@ -138,8 +181,19 @@ def fold_in(key: Keys, number: int | Keys) -> Keys:
     Keys
         Keys that share nothing with ``key`` or with those of other numbers.
     """
+    if isinstance(key, Tensor) and _in_one_pass(key, number):
+        from coterie.kernels.hashing import fold_in as folded
+
+        return folded(key, number, (GOLDEN, MIX_1, MIX_2))
     counter = _wrap(number * GOLDEN) if isinstance(number, int) else number * GOLDEN
     return _mix(_mix(key + counter) ^ MIX_1)
+
+
+def _in_one_pass(key: Tensor, number: int | Tensor) -> bool:
+    """Return whether there is a kernel for these keys and numbers."""
+    if key.dim() != 1 or not kernels.compiled_for(key):
+        return False
+    return isinstance(number, int) or (number.dim() == 1 and len(number) in (1, len(key)))
 
 
 def _wrap(value: int) -> int:

@@ -16,8 +16,9 @@ from coterie import kernels, models, randomness
 from coterie.algorithms.base import Batch
 from coterie.compute.nets.row_net import ModuleNet
 from coterie.compute.nets.stacked import StackedNet
-from coterie.kernels import convolution, linear
-from coterie.kernels.convolution import ConvolutionGeometry, convolve
+from coterie.kernels import _convolution_products as products
+from coterie.kernels import linear
+from coterie.kernels.convolution import ConvolutionGeometry, Pooling, convolve
 from coterie.kernels.dropout import DropoutRule, drop
 from coterie.kernels.half_precision import add_centre, split_centred
 from coterie.kernels.pooling import pool
@@ -52,6 +53,8 @@ CONVOLUTIONS = {
     "padded, cut": (3, 2, 5, 20, 8, 8, 5, 2, 1, True),
     "dilated": (1, 2, 4, 6, 9, 9, 3, 1, 2, True),
     "many channels": (2, 1, 33, 17, 5, 6, 3, 0, 1, False),
+    "over the border": (2, 3, 32, 32, 6, 5, 5, 0, 1, False),
+    "over the border, dilated": (2, 2, 32, 16, 7, 7, 3, 2, 2, True),
 }
 
 
@@ -82,11 +85,65 @@ def test_convolution_and_its_gradients(case: str, last: bool) -> None:
         assert apart(mine, theirs) < FLOAT32
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("case", ["remainder", "padded"])
+def test_a_convolution_that_pools_its_results(case: str, cut: bool, first: bool) -> None:
+    # Of 9 x 7 results of the first case, a line and a column are in no window of 2 x 2.
+    rows, batch, channels, side, k, pad, window = (
+        (2, 3, 3, (11, 9), 3, 0, (2, 2))
+        if case == "remainder"
+        else (
+            2,
+            2,
+            32,
+            (6, 6),
+            5,
+            2,
+            (1, 2),
+        )
+    )
+    features = 32
+    x = numbers(rows * batch, channels, *side).contiguous(memory_format=torch.channels_last)
+    w, b = numbers(rows, features, channels, k, k, seed=2), numbers(rows, features, seed=3)
+    ours = [value.detach().requires_grad_() for value in (x, w, b)]
+    geometry = ConvolutionGeometry((k, k), (1, 1), (pad, pad), (1, 1))
+    out = convolve(*ours, geometry, cut, "ieee", Pooling(window, first))
+    wide = [value.double().requires_grad_() for value in (x, w, b)]
+    each = [F.conv2d(wide[0][r * batch : (r + 1) * batch], wide[1][r], wide[2][r], padding=pad) for r in range(rows)]
+    wanted = F.max_pool2d(torch.cat(each).relu() if cut else torch.cat(each), window)
+    assert apart(out, wanted) < FLOAT32
+    assert out.is_contiguous(memory_format=torch.contiguous_format if first else torch.channels_last)
+    gradient = numbers(*wanted.shape, seed=4)
+    got = torch.autograd.grad(out, ours, gradient)
+    for mine, theirs in zip(got, torch.autograd.grad(wanted, wide, gradient.double()), strict=True):
+        assert apart(mine, theirs) < FLOAT32
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_filters_are_arranged_and_split_without_loss(turned: bool) -> None:
+    w = numbers(2, 5, 3, 3, 2)
+    upper, lower = products.arranged(w, "tf32x3", turned=turned)
+    wanted = w.flip(3, 4).permute(0, 2, 3, 4, 1) if turned else w.permute(0, 1, 3, 4, 2)
+    assert torch.equal(upper + lower, wanted.flatten(2, 3))
+    assert torch.equal(upper.view(torch.int32) & 0x1FFF, torch.zeros_like(upper, dtype=torch.int32))
+    assert float((lower.abs() / upper.abs()).max()) < 2**-10
+    assert torch.equal(products.arranged(w, "ieee", turned=turned).upper, wanted.flatten(2, 3))
+
+
+def test_three_products_are_as_exact_as_float32() -> None:
+    x = numbers(2 * 2, 32, 7, 7).contiguous(memory_format=torch.channels_last)
+    w = numbers(2, 16, 32, 5, 5, seed=2)
+    out = convolve(x, w, None, ConvolutionGeometry((5, 5), (1, 1), (0, 0), (1, 1)), False, "tf32x3")
+    wanted = torch.cat([F.conv2d(x[r * 2 : (r + 1) * 2].double(), w[r].double()) for r in range(2)])
+    assert apart(out, wanted) < 1e-6
+
+
 @pytest.mark.parametrize("programs", [1, 1000])
 def test_a_sum_that_is_split_between_programs(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "_PROGRAMS", programs)
+    monkeypatch.setattr(products, "_PROGRAMS", programs)
     x, gradient = numbers(2 * 6, 2, 12, 12), numbers(2 * 6, 3, 10, 10, seed=2)
-    got, shift = convolution.filters_gradient(
+    got, shift = products.filters_gradient(
         x, gradient, 2, ConvolutionGeometry((3, 3), (1, 1), (0, 0), (1, 1)), bias=True, precision="ieee"
     )
     w = torch.zeros(2, 3, 2, 3, 3, dtype=torch.float64, requires_grad=True)
@@ -107,14 +164,49 @@ def test_gradients_of_gradients_are_refused() -> None:
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("window", [(2, 2), (3, 2)])
-def test_pooling_is_bit_for_bit_that_of_torch(cut: bool, window: tuple[int, int]) -> None:
+@pytest.mark.parametrize("first", [False, True])
+def test_pooling_is_bit_for_bit_that_of_torch(cut: bool, window: tuple[int, int], first: bool) -> None:
     x = numbers(4, 5, 7, 6).contiguous(memory_format=torch.channels_last)
     mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    out, wanted = pool(mine, window, cut), F.max_pool2d(theirs.relu() if cut else theirs, window)
+    out, wanted = pool(mine, window, cut, first), F.max_pool2d(theirs.relu() if cut else theirs, window)
+    assert out.is_contiguous(memory_format=torch.contiguous_format if first else torch.channels_last)
     assert torch.equal(out, wanted)
     gradient = numbers(*wanted.shape, seed=2)
     (got,), (expected,) = torch.autograd.grad(out, mine, gradient), torch.autograd.grad(wanted, theirs, gradient)
     assert torch.equal(got, expected)
+
+
+def test_a_rehearsal_compiles_each_form_of_a_kernel_once_and_runs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(kernels, "_compile", lambda device, kernel, *given: asked.append((kernel, *given)))
+    x, geometry = numbers(4, 1, 6, 6), ConvolutionGeometry((3, 3), (1, 1), (0, 0), (1, 1))
+    with kernels.rehearsal():
+        for _ in range(2):
+            convolve(x, numbers(2, 4, 1, 3, 3), None, geometry, False, "ieee")
+    assert len(asked) == 2  # the filters' arrangement and the convolution itself
+    out = convolve(x, numbers(2, 4, 1, 3, 3), None, geometry, False, "ieee")
+    assert len(asked) == 2
+    assert bool(out.isfinite().all())
+
+
+def test_what_fails_to_compile_is_raised_when_the_rehearsal_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(kernels, "_compile", refuse)
+    geometry = ConvolutionGeometry((3, 3), (1, 1), (0, 0), (1, 1))
+    with pytest.raises(RuntimeError, match="no such instruction"), kernels.rehearsal():
+        convolve(numbers(4, 1, 6, 6), numbers(2, 4, 1, 3, 3), None, geometry, False, "ieee")
+    assert kernels._rehearsed is None
+
+
+def test_keys_are_folded_as_step_by_step() -> None:
+    key = randomness.keys(3, "kernel tests", 1, torch.arange(1500, device="cpu"))
+    several = torch.arange(1500, device="cpu") * 2**40 - 7
+    for number in (5, -(2**62), torch.tensor([11], device="cpu"), several, several[:1500:1]):
+        wanted = randomness.fold_in(key.numpy(), number if isinstance(number, int) else number.numpy())
+        given = number if isinstance(number, int) else number.to(DEVICE)
+        assert torch.equal(randomness.fold_in(key.to(DEVICE), given).cpu(), torch.from_numpy(wanted))
 
 
 def test_dropout_draws_the_streams_own_integers() -> None:

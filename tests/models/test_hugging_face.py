@@ -20,7 +20,7 @@ from coterie.compute.activations import bytes_of_sample  # noqa: E402
 from coterie.compute.nets.row_net import ModuleNet, branches_on_values  # noqa: E402
 from coterie.compute.nets.stacked import FoldedNet, make_net  # noqa: E402
 from coterie.errors import ConfigError, ModelError  # noqa: E402
-from coterie.models.hugging_face import HuggingFaceModel  # noqa: E402
+from coterie.models.hugging_face_network import HuggingFaceModel  # noqa: E402
 from coterie.models.hugging_face_spec import spec_of  # noqa: E402
 from coterie.models.problem import LOSSES, Problem  # noqa: E402
 from tests.hugging_face_models import TARGETS, save  # noqa: E402
@@ -233,7 +233,7 @@ def test_mistakes_in_folders(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no folder no-such-model, and it cannot be loaded"):
         models.build("hf:no-such-model", (LENGTH,), CLASSES)
     transformers.CLIPTextConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="which has no head for classes of texts or images"):
+    with pytest.raises(ModelError, match="a clip_text_model has no head for classes of texts or images"):
         built(tmp_path)
 
 

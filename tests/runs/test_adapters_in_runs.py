@@ -121,30 +121,32 @@ def test_what_stays_at_home(folder: Path, tmp_path: Path) -> None:
 def test_export_as_peft_reads_it(dtype: str, near: float, folder: Path, tmp_path: Path) -> None:
     config = config_of(folder, "fedamp", dtype=dtype)
     finish(launch.begin(config, tmp_path / "run"))
-    found = export(tmp_path / "run", 3, tmp_path / "model.safetensors")
-    assert found.peft is not None
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in found.peft.iterdir()}
+    found = export(tmp_path / "run", tmp_path / "model", clients=[1, 3])
+    file = found.folder / found.about["clients"][1]["file"]
+    adapters = file.with_suffix(".peft")
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in adapters.iterdir()}
     x = torch.from_numpy(np.load(folder / "words.npz")["x"])
     base = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder / "bert", num_labels=3, dtype=getattr(torch, dtype)
     )
-    theirs = peft.PeftModel.from_pretrained(base, found.peft, autocast_adapter_dtype=False).to(base.dtype).eval()
+    theirs = peft.PeftModel.from_pretrained(base, adapters, autocast_adapter_dtype=False).to(base.dtype).eval()
     wanted = theirs(input_ids=x, attention_mask=(x != 0).long()).logits
-    ours = runpy.run_path(str(found.loader))["load_model"]()(x)
+    ours = runpy.run_path(str(tmp_path / "model" / "predict.py"))["load"](3, tmp_path / "model").outputs(x)
     torch.testing.assert_close(ours, wanted, rtol=near, atol=near)
     begun = assemble(config).engine.problem.module  # what was trained is more than rounding
     assert (begun(x) - wanted).abs().max() > 1e-3
     # What is frozen is in the base's own folder.
-    assert sum(value.numel() for value in load_file(found.model).values()) == OF_A + OF_B + OF_HEAD
+    assert sum(value.numel() for value in load_file(file).values()) == OF_A + OF_B + OF_HEAD
 
 
 def test_export_of_a_head_alone(folder: Path, tmp_path: Path) -> None:
     config = config_of(folder, "fedamp", model=f"hf:{folder / 'bert'},train=head")
     playing = launch.begin(config, tmp_path / "run")
     finish(playing)
-    found = export(tmp_path / "run", 3, tmp_path / "model.safetensors")
-    assert found.peft is None and not (tmp_path / "model_peft").exists()
-    saved, rows = load_file(found.model), playing.parts.simulation.personal(torch.tensor([3]), config.rounds)["w"]
+    found = export(tmp_path / "run", tmp_path / "model", clients=3)
+    assert not list(found.folder.glob("*.peft"))
+    saved = load_file(found.folder / found.about["clients"][0]["file"])
+    rows = playing.parts.simulation.personal(torch.tensor([3]), config.rounds)["w"]
     assert torch.equal(playing.parts.engine.problem.layout.row_of(saved), rows[0])
 
 

@@ -44,10 +44,12 @@ def show(
     quick: Annotated[bool, typer.Option("--quick", help="Show the plans of the quick version.")] = False,
 ) -> None:
     """Show a recipe: the setting, the plans, the paper's numbers, the criteria, and how much work it is."""
-    from coterie.cli.recipe_view import print_recipe
     from coterie.studies import recipes
 
-    print_recipe(recipes.load(name), quick)
+    recipe = recipes.load(name)
+    from coterie.cli.recipe_view import print_recipe
+
+    print_recipe(recipe, quick)
 
 
 @app.command()
@@ -126,10 +128,11 @@ def run(
     words, numbers = separate_seeds(name, seeds or [])
     if len(words) != 1:
         raise ConfigError(f"a recipe is run alone, not {' '.join(words) or 'none'}: give one name")
-    from coterie.runs.storage.atomic_files import write_json, write_text
     from coterie.studies import recipes
 
     recipe = recipes.load(words[0])
+    from coterie.runs.storage.atomic_files import write_json, write_text
+
     over = fields | ({"seeds": numbers} if numbers else {}) | ({} if rounds is None else {"rounds": rounds})
     folder = out_dir or Path("runs") / (f"{recipe.name}-quick" if quick else recipe.name)
     outcome = recipes.run_recipe(

@@ -32,7 +32,7 @@ from coterie.compute.nets.layers import Convolution
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees, branches_on_values
 from coterie.compute.nets.stacked import FoldedNet, Kernel, StackedNet, make_net
 from coterie.compute.samples import Samples, Split
-from coterie.compute.schedule import Schedule, call_directly, make_schedule
+from coterie.compute.schedule import Schedule, call_directly, make_schedule, split_of
 from coterie.errors import ModelError
 from coterie.models.problem import Problem
 from coterie.rows import Rows, matrix_units
@@ -74,6 +74,8 @@ class BatchedEngine(Engine):
     """
 
     name = "batched"
+    fewest_rows: int = 1
+    """Rows that take a step at least: one by itself is multiplied by another routine, which rounds otherwise."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class BatchedEngine(Engine):
         self._net = self._make_net()
         # Of a model that has far more to compute with than to train, the rows say nothing about its activations.
         counted = isinstance(self._net, FoldedNet)
-        self._sample_bytes = bytes_of_sample(self._net, problem.start, self._probe()) if counted else 0
+        self._sample_bytes = bytes_of_sample(self._net, problem.start, self.probe()) if counted else 0
         self.chunk = chunk or self._memory_chunk(batch or int(self.host_sizes["train"].max()))
         self.compile_steps = compile_steps
         self.record = (not on_cpu) if record is None else record
@@ -109,16 +111,16 @@ class BatchedEngine(Engine):
     def _make_net(self) -> RowNet:
         module, layout = self.problem.module, self.problem.layout
         net = make_net(module, layout, self.kernel, self.convolution)
-        if isinstance(net, FoldedNet) and branches_on_values(module, self._probe()[0]):
+        if isinstance(net, FoldedNet) and branches_on_values(module, self.probe()[0]):
             net = VmapNet(module, layout)
-        if isinstance(net, StackedNet | FoldedNet) and not agrees(net, ModuleNet(module, layout), self._probe(), 1e-4):
+        if isinstance(net, StackedNet | FoldedNet) and not agrees(net, ModuleNet(module, layout), self.probe(), 1e-4):
             net = VmapNet(module, layout)
         elif isinstance(net, ModuleNet):  # so that it is known whether the model draws random numbers
-            agrees(net, net, self._probe(), 1e-4)
+            agrees(net, net, self.probe(), 1e-4)
         if isinstance(net, VmapNet):
             self.kernel = "vmap"
             try:
-                sound = agrees(net, ModuleNet(module, layout), self._probe(), 1e-4, backward=True)
+                sound = agrees(net, ModuleNet(module, layout), self.probe(), 1e-4, backward=True)
             except Exception as error:
                 raise ModelError(
                     f"{type(module).__name__} cannot be run for several clients at once ({user_code.explain(error)}): "
@@ -158,6 +160,11 @@ class BatchedEngine(Engine):
         return self._net
 
     @property
+    def row_net(self) -> RowNet:
+        """The model, as what it is here."""
+        return self._net
+
+    @property
     def choices(self) -> dict[str, Any]:
         """What decides the last bits of a result: kernels, chunks, threads."""
         own: dict[str, Any] = {"kernel": self.kernel, "convolution": self.convolution, "chunk": self.chunk}
@@ -169,7 +176,8 @@ class BatchedEngine(Engine):
         """Return a context in which a GPU rounds products as the engine was configured to."""
         return matrix_units.rounded(self.precision)
 
-    def _probe(self) -> Tensor:
+    def probe(self) -> Tensor:
+        """Give a few samples to try nets on."""
         index = torch.arange(6, device=self.device).remainder(len(self.samples.y)).view(2, 3)
         return self.samples.gather(index, torch.zeros(2, dtype=torch.int64, device=self.device))[0]
 
@@ -266,15 +274,18 @@ class BatchedEngine(Engine):
         memory = [x.new_empty(rows * width, *x.shape[1:]) for _ in range(draws)]
         done: list[Rows] = []
         step = checked_step(fold.step)
+        left = taken = rows
         for begin, end, active in schedule.segments():
-            rows = len(next(iter(work.values())))
-            if active < rows:
-                done.append(take(work, slice(active, rows)))
-                work = take(work, slice(0, active))  # longest rows first, so that those that are done are the last ones
+            if active < left:
+                stay = min(max(active, self.fewest_rows), taken)
+                over = take(work, slice(active, left))
+                done.append({name: value.clone() for name, value in over.items()} if stay > active else over)
+                work = take(work, slice(0, stay))  # longest rows first, so that those that are done are the last ones
+                left, taken = active, stay
             for at in range(begin, end):
-                batches = list(self._batches(schedule, at, active, clients, dropout, memory))
+                batches = list(self._batches(schedule, at, taken, clients, dropout, memory, split_of(fold.over)))
                 work = step(work, *batches)
-        work = join([work, *reversed(done)])
+        work = join([work if taken == left else take(work, slice(0, left)), *reversed(done)])
         return work if schedule.order is None else take(work, torch.argsort(schedule.order))
 
     def _batches(
@@ -285,14 +296,16 @@ class BatchedEngine(Engine):
         clients: Tensor,
         dropout: Tensor | None,
         memory: list[Tensor],
+        split: Split,
     ) -> Iterator[Batch]:
         draws = len(schedule.index)
         for draw in range(draws):
             key = None if dropout is None else randomness.fold_in(dropout[:active], at * draws + draw)
             x, y = self.samples.gather(schedule.index[draw, at, :active], clients[:active], key, memory[draw])
-            yield Batch(
-                self._net, self.problem.loss, x, y, schedule.weight[at, :active], schedule.share[at, :active], key
-            )
+            weight, share = schedule.weight[at, :active], schedule.share[at, :active]
+            if self.samples.class_weights is not None:
+                weight, share = self.samples.class_weights.apply(clients[:active], y, weight, share, split)
+            yield Batch(self._net, self.problem.loss, x, y, weight, share, key)
 
     def _recorded_fold(self, task: Task, fold: Fold, number: int, schedule: Schedule, work: Rows) -> RecordedFold:
         """Return the recording of a fold for rows and batches of these shapes, which serves all rounds of the task."""
@@ -303,7 +316,8 @@ class BatchedEngine(Engine):
         if recorded is None or recorded.capacity < steps:
             step = torch.compile(fold.step, dynamic=False) if self.compile_steps else fold.step
             capacity = 1 << (steps - 1).bit_length() if steps else 0  # so that a slightly longer round has room too
-            recorded = RecordedFold(self._net, self.problem.loss, self.samples, capacity, checked_step(step))
+            where = self._net, self.problem.loss, self.samples, split_of(fold.over)
+            recorded = RecordedFold(*where, capacity, checked_step(step))
         self._recorded[key] = recorded  # even if it was there: what was used last is dropped last
         return recorded
 
@@ -322,7 +336,7 @@ class BatchedEngine(Engine):
             return [self._no_outputs() if outputs is None else outputs for outputs in found]
 
     def _no_outputs(self) -> Tensor:
-        shape = self.problem.module(self._probe()[0]).shape[1:]
+        shape = self.problem.module(self.probe()[0]).shape[1:]
         return self.problem.start.new_empty(0, *shape)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie import randomness
+from coterie.compute.class_weights import ClassWeights
 from coterie.data import Dataset
 from coterie.data.partitions import Ragged, Shares
 from coterie.errors import ConfigError, DataError
@@ -43,6 +44,8 @@ class Samples:
         Where noise is redrawn at every access, its standard deviation for each client, else ``None``.
     dtype
         Type of gathered inputs.
+    class_weights
+        How much a sample of each class counts in training ``[clients, classes]``; ``None`` if all count the same.
     """
 
     x: Tensor
@@ -53,6 +56,7 @@ class Samples:
     class_counts: Tensor
     noise: Tensor | None
     dtype: torch.dtype
+    class_weights: ClassWeights | None = None
 
     @classmethod
     def of(

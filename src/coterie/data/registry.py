@@ -28,7 +28,9 @@ SOURCES: Registry[type[Source]] = Registry(
         "folder": "coterie.data.folder:FolderSource",
         "npz": "coterie.data.npz:NpzSource",
         "table": "coterie.data.table:TableSource",
+        "hf": "coterie.data.hub:HubSource",
         "import": "coterie.data.function:FunctionSource",
+        "object": "coterie.data.objects:ObjectSource",
     }
 )
 

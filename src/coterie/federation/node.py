@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from coterie.algorithms.base import Task
@@ -21,16 +21,16 @@ from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.errors import CoterieError, Diverged
 from coterie.federation.agreement import FILE, Agreement
-from coterie.federation.node_state import NodeState
+from coterie.federation.node_state import NodeState, save_sealed
 from coterie.federation.party_data import own_population
 from coterie.federation.privacy_ledger import Ledger
 from coterie.federation.resident import Means, Resident, Residents, Timed, check_code
 from coterie.federation.schema import EVALUATE, GLOBAL, LAST, check_message
-from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack
+from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack, without_folders
 from coterie.rows import Rows
 from coterie.runs.builder import Population
 from coterie.runs.experiment import threads
-from coterie.runs.storage.atomic_files import replacing, write_json
+from coterie.runs.storage.atomic_files import append_lines, write_json
 from coterie.simulation.scoring import Score, Scorer
 from coterie.simulation.simulation import Simulation
 
@@ -81,16 +81,21 @@ class Node:
                 header = envelope.header
                 return self._answer(envelope, hashlib.blake2b(block).digest())
         except (CoterieError, Rejected) as error:
-            reason = str(error)
+            reason = without_folders(str(error), self.folder, Path.cwd(), Path.home())
+            if reason != str(error):
+                self._log(error)
+        except OSError as error:  # a full disk, most likely
+            reason = f"the node cannot read or write its files: {error.strerror or type(error).__name__}"
+            self._log(error)
         except Exception as error:  # only its kind is told: the text of a foreign error may quote the node's own data
             reason = f"an unexpected {type(error).__name__} on the node; its log says more"
             self._log(error)
         return pack({**_returned(header), "client": self.client, "error": reason}, {})
 
     def _log(self, error: Exception) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "errors.log").open("a", encoding="utf-8") as file:
-            file.writelines(traceback.format_exception(error))
+        with contextlib.suppress(OSError):  # on a full disk there is no room for this either
+            self.folder.mkdir(parents=True, exist_ok=True)
+            append_lines(self.folder / "errors.log", traceback.format_exception(error))
 
     def _answer(self, envelope: Envelope, digest: bytes) -> bytes:
         header = envelope.header
@@ -239,8 +244,7 @@ class Node:
                 tensors[key] = row.detach().clone().contiguous()
         round_number = int(header["evaluate"]["round"])
         facts = {"algorithm": config.algorithm, "model": config.model, "kind": kind, "round": str(round_number)}
-        with replacing(folder / "model.safetensors") as draft:
-            save_file(tensors, draft, metadata=facts)
+        save_sealed(folder / "model.safetensors", tensors, facts)
         measured: dict[str, dict[str, dict[str, float | None]]] = {}
         for score in scores:
             measured.setdefault(score.model, {}).setdefault(score.split, {})[score.metric] = _finite(score.values)
@@ -249,7 +253,7 @@ class Node:
         if self._ledger is not None:
             spent = self._ledger.epsilon(str(header["run"])), self._ledger.epsilon()
             more["privacy"] = {"epsilon": _number(spent[0]), "epsilon_of_all_runs": _number(spent[1])}
-        write_json(folder / "metrics.json", {**known, **facts, **more})
+        write_json(folder / "metrics.json", {**known, **facts, **more}, sealed=True)
 
     def _sizes(self, told: object, population: Population) -> list[int] | None:
         """Read what the server says of everybody's training samples, where the method starts from that."""

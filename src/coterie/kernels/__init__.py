@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -17,6 +19,10 @@ INTERPRETED = False
 """Whether tensors on a CPU go through the kernels too, which Triton then interprets. Tests set it."""
 
 _coarse = False
+
+_rehearsed: dict[Hashable, Future[Any]] | None = None
+
+_COMPILERS = 8
 
 
 @functools.cache
@@ -26,12 +32,17 @@ def _installed() -> bool:
 
 def usable(*tensors: torch.Tensor) -> bool:
     """Return whether Triton is installed and all tensors are float32 on a GPU that it compiles for."""
+    return all(value.dtype == torch.float32 for value in tensors) and compiled_for(*tensors)
+
+
+def compiled_for(*tensors: torch.Tensor) -> bool:
+    """Return whether Triton is installed and all tensors are on a GPU that it compiles for."""
     # Inside torch.compile plain operations are better: the compiler fuses those, but cannot look into a kernel.
-    if not _installed() or torch.compiler.is_compiling() or any(value.dtype != torch.float32 for value in tensors):
+    if not (INTERPRETED or all(value.is_cuda for value in tensors)):
         return False
-    if INTERPRETED:
-        return True
-    return all(value.is_cuda for value in tensors) and torch.cuda.get_device_capability(tensors[0].device) >= (8, 0)
+    if not _installed() or torch.compiler.is_compiling():
+        return False
+    return INTERPRETED or torch.cuda.get_device_capability(tensors[0].device) >= (8, 0)
 
 
 @contextlib.contextmanager
@@ -45,6 +56,17 @@ def coarse(on: bool = True) -> Iterator[None]:
         _coarse = before
 
 
+def is_coarse() -> bool:
+    """Say whether :func:`coarse` is on."""
+    return _coarse
+
+
+def set_coarse(on: bool) -> None:
+    """Switch what :func:`coarse` switches, for a caller who keeps track of what it was."""
+    global _coarse
+    _coarse = on
+
+
 def precision() -> str:
     """Return how products are rounded: ``"bf16"``, ``"tf32"``, or ``"tf32x3"``, as :func:`coarse` and PyTorch allow."""
     # Three TF32 products for one are as exact as float32 and faster than the float32 units: 0.31 against 0.37 ms for a
@@ -52,3 +74,47 @@ def precision() -> str:
     if _coarse:
         return "bf16"
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
+    """Start a kernel, or in a :func:`rehearsal` only have it compiled."""
+    if _rehearsed is None:
+        kernel[grid](*given, **constants)
+        return
+    key = (kernel, *map(_kind, given), *constants.items())
+    if key not in _rehearsed:
+        _rehearsed[key] = _compilers().submit(_compile, given[0].device, kernel, grid, given, constants)
+
+
+@contextlib.contextmanager
+def rehearsal() -> Iterator[None]:
+    """Return a context in which kernels are compiled side by side but do not run, so that their results are garbage.
+
+    It ends when all are compiled. Each takes half a second for the first time on a machine, and a step of a model meets
+    them one after another.
+    """
+    global _rehearsed
+    before, _rehearsed = _rehearsed, {}
+    try:
+        yield
+        for compiled in _rehearsed.values():
+            compiled.result()
+    finally:
+        _rehearsed = before
+
+
+@functools.cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_COMPILERS, "coterie-compiles")
+
+
+def _compile(device: torch.device, kernel: Any, grid: tuple[int, ...], given: Any, constants: dict[str, Any]) -> None:
+    with torch.cuda.device(device):
+        kernel.warmup(*given, grid=grid, **constants)
+
+
+def _kind(value: Any) -> Hashable:
+    """Return what of an argument decides which form of a kernel is compiled."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    return type(value), value == 1, value % 16 == 0, value >= 2**31

@@ -1,4 +1,4 @@
-"""The product of two tiles, which all kernels share."""
+"""The product of two tiles, which all kernels share, and how numbers are split for it."""
 
 from __future__ import annotations
 
@@ -14,3 +14,9 @@ def tile_product(left, right, sums, PRECISION: tl.constexpr):
     else:
         sums = tl.dot(left, right, sums, input_precision=PRECISION)
     return sums
+
+
+@triton.jit
+def upper_bits(values):
+    """Return the 11 leading bits of float32 numbers, which TF32 holds exactly; the rest is what remains."""
+    return (values.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)

@@ -8,214 +8,30 @@ results repeat bit for bit.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coterie.kernels._convolution_kernels import filters_kernel, windows_kernel
+from coterie.kernels._convolution_products import (
+    ConvolutionGeometry,
+    Pooling,
+    arranged,
+    filters_gradient,
+    images_with_filters,
+)
+from coterie.kernels.pooling import unpooled
 
-_PROGRAMS = 1056
-"""Programs that keep a device busy: eight on each of the 132 processors of an H200, most of which idle with 250."""
-
-
-class ConvolutionGeometry(NamedTuple):
-    """The size and position of a convolution's windows.
-
-    Parameters
-    ----------
-    kernel
-        Height and width of the filters.
-    stride
-        Distance from one window to the next.
-    padding
-        Zeros around the image.
-    dilation
-        Distance between the places of a window.
-    """
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+__all__ = ["ConvolutionGeometry", "Pooling", "can_pool", "convolve"]
 
 
-class Tiles(NamedTuple):
-    """How a product is cut into tiles.
-
-    Parameters
-    ----------
-    m
-        Rows of a tile of the result.
-    n
-        Columns of it.
-    k
-        Terms that are summed at a time.
-    warps
-        Warps that compute it.
-    stages
-        Tiles that are fetched ahead.
-    """
-
-    m: int
-    n: int
-    k: int
-    warps: int
-    stages: int
-
-
-def _places(image: Tensor) -> tuple[int, int, int, int]:
-    """Return the strides of an image ``[samples, channels, height, width]`` in the order of the kernels."""
-    each, channel, line, place = image.stride()
-    return each, line, place, channel
-
-
-def _power(least: int, number: int, most: int) -> int:
-    return max(least, min(most, 1 << max(0, number - 1).bit_length()))
-
-
-def tiles_of(kind: str, features: int, terms: int, precision: str) -> Tiles:
-    """Return the tiles for ``"forward"``, ``"images"`` or ``"filters"``: what is computed."""
-    # Timed on an H200. The filters' gradient gets two warps: with four, Triton uses Hopper's warp-group products, which
-    # need both factors transposed first (0.59 instead of 0.22 ms in TF32).
-    if kind == "filters":
-        return Tiles(_power(16, terms, 64 if precision == "tf32x3" else 128), _power(16, features, 64), 32, 2, 3)
-    if terms < 64:
-        return Tiles(64, _power(16, features, 32), 32, 4, 3)
-    return Tiles(128, _power(16, features, 64), 32, 4, 3)
-
-
-def _constants(shape: ConvolutionGeometry) -> dict[str, int]:
-    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = shape
-    return {
-        "KERNEL_H": kh,
-        "KERNEL_W": kw,
-        "STRIDE_H": sh,
-        "STRIDE_W": sw,
-        "PAD_H": ph,
-        "PAD_W": pw,
-        "DILATION_H": dh,
-        "DILATION_W": dw,
-    }
-
-
-def images_with_filters(
-    image: Tensor,
-    filters: Tensor,
-    bias: Tensor | None,
-    shape: ConvolutionGeometry,
-    size: tuple[int, int],
-    *,
-    relu: bool = False,
-    mask: Tensor | None = None,
-    precision: str = "tf32x3",
-    kind: str = "forward",
-    tiles: Tiles | None = None,
-) -> Tensor:
-    """Convolve images ``[rows × samples, channels, height, width]`` with filters ``[rows, terms, features]``.
-
-    The terms are kernel height × kernel width × channels. Where ``mask``, which is shaped like the image, is not above
-    zero, the image counts as zero. The result is ``[rows × samples, features, *size]`` with channels last in memory.
-    """
-    rows, terms, features = filters.shape
-    everything, channels, height, width = image.shape
-    samples = everything // rows
-    out = image.new_empty(everything, *size, features)
-    tiles = tiles or tiles_of(kind, features, terms, precision)
-    grid = (triton.cdiv(samples * size[0] * size[1], tiles.m) * triton.cdiv(features, tiles.n), rows)
-    windows_kernel[grid](
-        image,
-        out,
-        filters,
-        filters if bias is None else bias,
-        image if mask is None else mask,
-        0 if bias is None else bias.stride(0),
-        *_places(image),
-        *out.stride()[:3],
-        *_places(image if mask is None else mask),
-        SAMPLES=samples,
-        HEIGHT=height,
-        WIDTH=width,
-        CHANNELS=channels,
-        DOWN=size[0],
-        ACROSS=size[1],
-        FEATURES=features,
-        **_constants(shape),
-        BIAS=bias is not None,
-        RELU=relu,
-        MASKED=mask is not None,
-        PRECISION=precision,
-        M=tiles.m,
-        N=tiles.n,
-        K=tiles.k,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+def _result_size(image: Tensor, shape: ConvolutionGeometry) -> tuple[int, int]:
+    sides = zip(image.shape[2:], *shape, strict=True)
+    down, across = (
+        (side + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for side, kernel, stride, pad, dilation in sides
     )
-    return out.permute(0, 3, 1, 2)
-
-
-def filters_gradient(
-    image: Tensor,
-    gradient: Tensor,
-    rows: int,
-    shape: ConvolutionGeometry,
-    *,
-    bias: bool,
-    mask: Tensor | None = None,
-    precision: str = "tf32x3",
-    tiles: Tiles | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Sum the gradients of the filters and, if wanted, of the bias over each row's windows.
-
-    Where ``mask``, which is shaped like ``gradient``, is not above zero, the gradient counts as zero.
-    """
-    everything, channels, height, width = image.shape
-    _, features, down, across = gradient.shape
-    terms = shape.kernel[0] * shape.kernel[1] * channels
-    tiles = tiles or tiles_of("filters", features, terms, precision)
-    blocks = triton.cdiv(terms, tiles.m) * triton.cdiv(features, tiles.n)
-    windows = everything // rows * down * across
-    # The windows are split among enough programs to keep the device busy. Each writes a sum of its own, and these are
-    # added in a fixed order, since atomic additions would not repeat bit for bit.
-    parts = max(1, min(_PROGRAMS // (blocks * rows), windows // 256))
-    piece = triton.cdiv(triton.cdiv(windows, tiles.k), parts) * tiles.k
-    parts = triton.cdiv(windows, piece)
-    out = image.new_empty(parts, rows, features, channels, *shape.kernel)
-    shifts = image.new_empty(parts, rows, features) if bias else None
-    grid = (blocks, rows, parts)
-    filters_kernel[grid](
-        image,
-        gradient,
-        gradient if mask is None else mask,
-        out,
-        out if shifts is None else shifts,
-        piece,
-        rows,
-        *_places(image),
-        *_places(gradient),
-        *_places(gradient if mask is None else mask),
-        SAMPLES=everything // rows,
-        HEIGHT=height,
-        WIDTH=width,
-        CHANNELS=channels,
-        DOWN=down,
-        ACROSS=across,
-        FEATURES=features,
-        **_constants(shape),
-        BIAS=bias,
-        MASKED=mask is not None,
-        PRECISION=precision,
-        M=tiles.m,
-        N=tiles.n,
-        K=tiles.k,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
-    if parts == 1:
-        return out.squeeze(0), None if shifts is None else shifts.squeeze(0)
-    return out.sum(0), None if shifts is None else shifts.sum(0)
+    return down, across
 
 
 class RowConvolution(torch.autograd.Function):
@@ -226,54 +42,118 @@ class RowConvolution(torch.autograd.Function):
         image: Tensor, weight: Tensor, bias: Tensor | None, shape: ConvolutionGeometry, relu: bool, precision: str
     ) -> Tensor:
         """Convolve ``[rows × samples, channels, height, width]`` with ``[rows, features, channels, ...]``."""
-        rows = len(weight)
-        filters = weight.permute(0, 3, 4, 2, 1).reshape(rows, -1, weight.shape[1]).contiguous()
-        reach = [d * (k - 1) for d, k in zip(shape.dilation, shape.kernel, strict=True)]
-        size = tuple(
-            (side + 2 * pad - far - 1) // stride + 1
-            for side, pad, far, stride in zip(image.shape[2:], shape.padding, reach, shape.stride, strict=True)
-        )
-        assert len(size) == 2
-        return images_with_filters(image, filters, bias, shape, size, relu=relu, precision=precision)
+        size = _result_size(image, shape)
+        return images_with_filters(
+            image, arranged(weight, precision), bias, shape, size, relu=relu, precision=precision
+        )[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Save what the backward pass needs."""
-        image, weight, bias, ctx.shape, ctx.relu, ctx.precision = inputs
+        image, weight, bias, ctx.shape, relu, ctx.precision = inputs
         ctx.shifted = bias is not None
-        ctx.save_for_backward(image, weight, output if ctx.relu else None)
+        ctx.save_for_backward(image, weight, output if relu else None)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradients of images, filters and biases."""
         image, weight, output = ctx.saved_tensors
-        shape, rows = ctx.shape, len(weight)
-        of_image = of_weight = of_bias = None
-        if ctx.needs_input_grad[0]:
-            # The images' gradient is the result's gradient, convolved with the filters turned by half a turn.
-            turned = weight.flip(3, 4).permute(0, 3, 4, 1, 2).reshape(rows, -1, weight.shape[2]).contiguous()
-            padding = tuple(
-                d * (k - 1) - p for d, k, p in zip(shape.dilation, shape.kernel, shape.padding, strict=True)
-            )
-            back = ConvolutionGeometry(shape.kernel, (1, 1), padding, shape.dilation)
-            of_image = images_with_filters(
-                gradient, turned, None, back, image.shape[2:], mask=output, precision=ctx.precision, kind="images"
-            )
-        if ctx.needs_input_grad[1]:
-            of_weight, of_bias = filters_gradient(
-                image, gradient, rows, shape, bias=ctx.shifted, mask=output, precision=ctx.precision
-            )
-        return of_image, of_weight, of_bias, None, None, None
+        return *_gradients(ctx, image, weight, gradient, mask=output), None, None, None
+
+
+class PooledConvolution(torch.autograd.Function):
+    """The same with max pooling: what is not the largest of its window is never written."""
+
+    @staticmethod
+    def forward(
+        image: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        shape: ConvolutionGeometry,
+        pooling: Pooling,
+        relu: bool,
+        precision: str,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the pooled images, and where the largest values were."""
+        size, filters = _result_size(image, shape), arranged(weight, precision)
+        out, where = images_with_filters(
+            image, filters, bias, shape, size, relu=relu, pooling=pooling, precision=precision
+        )
+        assert where is not None
+        return out, where
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Save what the backward pass needs."""
+        image, weight, bias, ctx.shape, ctx.pooling, _, ctx.precision = inputs
+        ctx.shifted = bias is not None
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(image, weight, output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None, _: Any) -> Any:
+        """Return the gradients of images, filters and biases."""
+        if gradient is None:
+            return (None,) * 7
+        image, weight, where = ctx.saved_tensors
+        # Written out first: to look each number's place up while it is fetched for a product took five times as long.
+        gradient = unpooled(gradient, where, ctx.pooling.window, _result_size(image, ctx.shape))
+        return *_gradients(ctx, image, weight, gradient), None, None, None, None
+
+
+def _gradients(
+    ctx: Any, image: Tensor, weight: Tensor, gradient: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of images, filters and biases, those that are needed."""
+    shape, rows = ctx.shape, len(weight)
+    of_image = of_weight = of_bias = None
+    if ctx.needs_input_grad[0]:
+        # The images' gradient is the result's gradient, convolved with the filters turned by half a turn.
+        turned = arranged(weight, ctx.precision, turned=True)
+        padding = tuple(d * (k - 1) - p for d, k, p in zip(shape.dilation, shape.kernel, shape.padding, strict=True))
+        back = ConvolutionGeometry(shape.kernel, (1, 1), padding, shape.dilation)
+        of_image, _ = images_with_filters(
+            gradient,
+            turned,
+            None,
+            back,
+            (image.shape[2], image.shape[3]),
+            mask=mask,
+            precision=ctx.precision,
+            kind="images",
+        )
+    if ctx.needs_input_grad[1]:
+        of_weight, of_bias = filters_gradient(
+            image, gradient, rows, shape, bias=ctx.shifted, mask=mask, precision=ctx.precision
+        )
+    return of_image, of_weight, of_bias
+
+
+def can_pool(window: tuple[int, int]) -> bool:
+    """Return whether a convolution can be pooled while it is computed: tiles are cut into windows."""
+    return window[0] * window[1] in (2, 4, 8)
 
 
 def convolve(
-    image: Tensor, weight: Tensor, bias: Tensor | None, shape: ConvolutionGeometry, relu: bool, precision: str
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: ConvolutionGeometry,
+    relu: bool,
+    precision: str,
+    pooling: Pooling | None = None,
 ) -> Tensor:
     """Convolve each row's images with its own filters ``[rows, features, channels, height, width]``.
 
     The stride must be 1. The result has channels last in memory, and can be differentiated once.
     """
-    function: Any = RowConvolution.apply
-    out: Tensor = function(image, weight, bias, shape, relu, precision)
-    return out
+    if pooling is None:
+        plain: Any = RowConvolution.apply
+        out: Tensor = plain(image, weight, bias, shape, relu, precision)
+        return out
+    function: Any = PooledConvolution.apply
+    pooled: Tensor = function(image, weight, bias, shape, pooling, relu, precision)[0]
+    return pooled

@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from coterie.kernels import launch
+
 _BLOCK = 1024  # elements of a program
 
 
@@ -72,8 +74,20 @@ def _apply(x: Tensor, key: Tensor, idle: Tensor, draw: DropoutRule) -> Tensor:
     count = x.numel() // len(key)
     grid = (triton.cdiv(count, _BLOCK), len(key))
     golden, first, second = draw.constants
-    _drop[grid](
-        x, key, idle, out, count, draw.threshold, draw.scale, GOLDEN=golden, MIX_1=first, MIX_2=second, BLOCK=_BLOCK
+    launch(
+        _drop,
+        grid,
+        x,
+        key,
+        idle,
+        out,
+        count,
+        draw.threshold,
+        draw.scale,
+        GOLDEN=golden,
+        MIX_1=first,
+        MIX_2=second,
+        BLOCK=_BLOCK,
     )
     return out
 

@@ -66,19 +66,20 @@ def assemble(
     choices: Mapping[str, Any] | None = None,
     run: Path | None = None,
     processes: OneProcess = ONE_PROCESS,
+    population: Population | None = None,
 ) -> Assembly:
     """Load the data, deal it out, build the model and put everything together, before the first round.
 
     ``choices`` are what an earlier part of the same run chose. Rows that are kept on disk lie near ``run``, the run's
-    folder, which need not be there yet.
+    folder, which need not be there yet. A ``population`` that is given takes the place of the data.
     """
     choices = choices or {}
     device = processes.together(lambda: processes.device(config.device, config.torch_device))
     algorithm = registry.make(config.algorithm, config.settings)
     # Whoever comes second finds what the first has downloaded.
-    fetched = processes.together(lambda: make_population(config, data_dir) if processes.leads else None)
+    fetched = population or processes.together(lambda: make_population(config, data_dir) if processes.leads else None)
     population = processes.together(lambda: fetched or make_population(config, data_dir))
-    engine = processes.together(lambda: make_engine(config, population, device, choices))
+    engine = processes.together(lambda: make_engine(config, population, device, choices, processes.hold))
 
     def fresh(client: int) -> Tensor:
         module = make_module(config, population.dataset, f"model of client {client}")
@@ -92,6 +93,7 @@ def assemble(
     for what, digest in fingerprint.items():
         processes.agree(f"the {what} is not the same on all ranks of the sharded run", [number_of(digest)])
     processes.align(engine)
+    engine = processes.share(engine)
     trainers = population.roles.trainers.to(device)
     attackers = population.roles.attackers.to(device)
     simulation = Simulation(
@@ -103,9 +105,7 @@ def assemble(
         keep=choices.get("keep", config.keep) if choices.get("ranks", 1) == processes.count else config.keep,
         scratch=config.scratch or nearest_folder(run),
         processes=processes,
-        protection=None
-        if config.privacy is None
-        else privacy.Protection(privacy.parse(config.privacy), config.seed, config.clients),
+        protection=_protection(config, population),
         local=config.local_patterns,
         alter=None if config.attack is None else alteration(attacks.parse(config.attack), attackers, config.seed),
     )
@@ -118,6 +118,14 @@ def assemble(
 
 def _frozen(module: nn.Module) -> list[Tensor]:
     return [value.detach() for value in module.parameters() if not value.requires_grad]
+
+
+def _protection(config: ExperimentConfig, population: Population) -> privacy.Protection | None:
+    if config.privacy is None:
+        return None
+    made = privacy.Protection(privacy.parse(config.privacy), config.seed, config.clients)
+    made.replies[population.roles.trainers] += population.told
+    return made
 
 
 def _digest(*tensors: Tensor, text: str = "") -> str:

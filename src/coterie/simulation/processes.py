@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from coterie.algorithms.base import State
 from coterie.compute.engine import Engine
+from coterie.compute.samples import Samples
 from coterie.rows import Rows, take_rows
 from coterie.rows.placement import Keep, Placement
 from coterie.simulation.exchange import Exchange
@@ -58,6 +60,18 @@ class OneProcess:
     def connect(self, local: Exchange) -> Exchange:
         """Make an exchange that reaches all clients, from one that reaches those of this process."""
         return local
+
+    def hold(self, samples: Samples) -> Samples:
+        """Give the same samples, as they are held in this process."""
+        return samples
+
+    def share(self, engine: Engine) -> Engine:
+        """Give what the run asks in place of its engine; runs that play together share one."""
+        return engine
+
+    def clock(self) -> float:
+        """Give the seconds by which the run's rounds are timed, from some beginning."""
+        return time.perf_counter()
 
     def align(self, engine: Engine) -> None:
         """Let all processes' engines compute in the same way."""

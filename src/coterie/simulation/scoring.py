@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -17,6 +17,8 @@ from coterie.evaluation.selection import hybrid_oracle, hybrid_validation
 from coterie.rows import Rows
 from coterie.simulation.simulation import Simulation
 
+Keep = Callable[[str, Tensor, Rows], None]
+"""Shown the name under which models are measured, the clients and their rows, before the next ones are made."""
 _OF_CLASSES = frozenset({*metric_table.names("multiclass"), *metric_table.names("binary")})
 
 
@@ -110,18 +112,25 @@ class Scorer:
         together = len(self._blocks) == 1 and not len(newcomers)
         self._everyone = self._blocks[0] if together else _Group(simulation, everyone, splits)
 
-    def scores(self, round_number: int, answers: bool = False) -> list[Score]:
+    def scores(self, round_number: int, answers: bool = False, keep: Keep | None = None) -> list[Score]:
         """Evaluate every model on every client's own samples, after the round that was played last.
 
-        ``answers`` asks for every test sample's too, which are given of classes and where one process has all clients.
+        ``answers`` asks for every test sample's too, which are given of classes. ``keep`` is shown the personal models
+        and those of newcomers.
         """
-        self._answering = answers and self.simulation.processes.count == 1 and self.primary in _OF_CLASSES
+        keep = keep or (lambda kind, clients, rows: None)
+        self._answering = answers and self.primary in _OF_CLASSES
         simulation, algorithm = self.simulation, self.simulation.algorithm
         blocks = [group.clients for group in self._blocks]
         scores: list[Score] = []
         if algorithm.has_personal:
-            made = zip(self._blocks, simulation.personal_blocks(blocks, round_number), strict=True)
-            scores += self._joined([self._score("personal", rows, group) for group, (_, rows) in made])
+            parts = []
+            for group, (block, rows) in zip(
+                self._blocks, simulation.personal_blocks(blocks, round_number), strict=True
+            ):
+                keep("personal", block, rows)
+                parts.append(self._score("personal", rows, group))
+            scores += self._joined(parts)
         with calling(f"{algorithm.title}, global_model"):
             shared = algorithm.global_model(simulation.server)
             if shared is not None:
@@ -138,6 +147,7 @@ class Scorer:
             scores += self._hybrid(scores)
         if len(self._newcomers.clients) and algorithm.has_personal:
             adapted = simulation.adapt(self._newcomers.clients, round_number, self.adapt_rounds)
+            keep("newcomer", self._newcomers.clients, adapted)
             scores += self._score("newcomer", adapted, self._newcomers)
         self._refuse_nan(round_number, scores)
         return scores
@@ -166,7 +176,7 @@ class Scorer:
         names = ("loss", *self.simulation.engine.problem.metrics)
         found, answers = processes.together(partial(self._values, model, rows, targets, shared))
         values = iter(processes.gathered(found, group.clients))
-        given = {("test", "loss"): answers}
+        given = {("test", "loss"): self._of_all(answers, group)}
         return [
             Score(model, split, name, next(values), group.clients, given.get((split, name)))
             for split in targets.splits
@@ -201,6 +211,19 @@ class Scorer:
                 test = slice(*targets.offsets[[first, first + len(targets.clients)]].tolist())
                 answers = metric_table.answers(outputs[test], targets.values[test])
         return out.flatten(0, 1), answers
+
+    def _of_all(self, answers: Tensor | None, group: _Group) -> Tensor | None:
+        """Put together the answers of all processes, client after client."""
+        processes, sizes = self.simulation.processes, self.simulation.engine.sizes["test"]
+        if processes.count == 1 or not self._answering or "test" not in group.targets.splits:
+            return answers
+        places = torch.arange(int(sizes[group.clients].max()), device=sizes.device)
+        # Processes exchange columns of one length: each client's answers are padded to the longest.
+        own = places < sizes[group.targets.clients].unsqueeze(1)
+        padded = torch.zeros(own.shape, dtype=torch.float32, device=sizes.device)
+        if answers is not None:
+            padded[own] = answers
+        return processes.gathered(padded.T, group.clients).T[places < sizes[group.clients].unsqueeze(1)]
 
     def _joined(self, parts: list[list[Score]]) -> list[Score]:
         """Put the scores of all blocks of clients together; of a block without samples there are none."""

@@ -87,6 +87,8 @@ def test_a_whole_recipe(whole: tuple[Path, Result]) -> None:
     out, found = whole
     assert "FedAMP, Table 9: A small one" in found.stdout and "Criteria: 1 " in found.stdout
     assert "First, part 1 of 2: 6 runs" in found.stderr and f"recipe: {out}" in " ".join(found.stderr.split())
+    # One account of the whole, over both parts.
+    assert "small: one/ours-seed1 ended with " in found.stderr and "; 18 of 18 runs\n" in found.stderr
     text, made = (out / "recipe.md").read_text(), json.loads((out / "recipe.json").read_text())
     assert "## First" in text and "## Second" in text and "| partition=natural | ours |" in text
     # Cells are what the runs say, in percent: a mean over seeds of a mean over clients.

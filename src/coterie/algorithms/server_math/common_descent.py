@@ -162,12 +162,14 @@ def common_descent(
         raise AlgorithmError(
             f"{online} gradients but {losses.numel()} losses: a common descent needs one loss a gradient"
         )
+    # What has a number for each column is computed on the host: on a GPU a launch takes longer than the work.
+    device, losses = gradients.device, losses.cpu()
     fair_row = gradients.new_zeros(0, gradients.shape[1])
     if fair and not mean_direction:
         # From the gradients as they are: of the rescaled ones, the sum is not the gradient of F.
-        fair_row = _combine((gradients,), fairness_coefficients(losses.to(gradients.device))).unsqueeze(0)
+        fair_row = _combine((gradients,), fairness_coefficients(losses).to(device)).unsqueeze(0)
     parts = (gradients, gradients[:0] if history is None else history, fair_row)
-    products = _joint_gram(parts)
+    products = _joint_gram(parts).cpu()
     if not bool(products.isfinite().all()) or not bool(losses.isfinite().all()):
         raise AlgorithmError("a common descent needs finite gradients and losses, but some are not finite")
 
@@ -187,11 +189,11 @@ def common_descent(
     else:
         weights, used, fate = _weigh(products, factors, mu, fair)
         shares = weights * factors
-    raw = -_combine(parts, shares)
+    raw = -_combine(parts, shares.to(device))
     length = float(raw.norm())
-    scale = 1.0 if mean_direction or length == 0 else float(_combine((gradients,), mean).norm()) / length
+    scale = 1.0 if mean_direction or length == 0 else float(_combine((gradients,), mean.to(device)).norm()) / length
     direction = (raw * scale).to(gradients.dtype)
-    slopes = torch.cat([_products(part, direction) for part in parts])
+    slopes = torch.cat([_products(part, direction) for part in parts]).cpu()
     # Near a Pareto stationary point rounding can cost a column its descent: no step is better than a broken promise.
     rounding = 1e-15 * torch.cat(lengths) * float(direction.double().norm())
     descends = mean_direction or bool((slopes < -rounding)[used].all())
@@ -203,15 +205,15 @@ def common_descent(
         direction=direction,
         raw=raw.to(gradients.dtype),
         scale=scale,
-        online_weights=weights[:online],
-        history_weights=weights[online:both],
+        online_weights=weights[:online].to(device),
+        history_weights=weights[online:both].to(device),
         fair_weight=float(weights[both:].sum()),
         mu=mu,
-        online_kept=used[:online],
-        history_kept=used[online:both],
+        online_kept=used[:online].to(device),
+        history_kept=used[online:both].to(device),
         fair=fate,
         stationary=stationary,
-        slopes=slopes[:online],
+        slopes=slopes[:online].to(device),
         fair_slope=float(slopes[both]) if fate == "kept" else None,
     )
 

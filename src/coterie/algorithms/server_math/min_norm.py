@@ -10,6 +10,7 @@ in the hull. Quadratic programming packages that factorise ``G`` refuse such mat
 
 from __future__ import annotations
 
+import functools
 from typing import cast
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 from scipy.optimize import nnls
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from coterie.errors import AlgorithmError, ConfigError
@@ -52,13 +54,16 @@ def min_norm_point(gram: Tensor) -> Tensor:
     """
     matrix = _scaled(gram)
     size = len(matrix)
-    values, vectors = np.linalg.eigh(matrix)
-    root = (vectors * np.sqrt(np.maximum(values, 0.0))).T
-    try:
-        # The default limit, three times the columns, is sometimes short for degenerate ones.
-        point = nnls(np.vstack([root, np.ones(size)]), np.append(np.zeros(size), 1.0), maxiter=30 * size)[0]
-    except RuntimeError:
-        point = _active_set(matrix, np.zeros(size), np.ones(size))
+    # Threads only wait for each other over so small a matrix: with 16 of them a round of FedPG took 13 to 50 ms, with
+    # one 9. And what is computed does not depend on their number.
+    with _thread_pools().limit(limits=1):
+        values, vectors = np.linalg.eigh(matrix)
+        root = (vectors * np.sqrt(np.maximum(values, 0.0))).T
+        try:
+            # The default limit, three times the columns, is sometimes short for degenerate ones.
+            point = nnls(np.vstack([root, np.ones(size)]), np.append(np.zeros(size), 1.0), maxiter=30 * size)[0]
+        except RuntimeError:
+            point = _active_set(matrix, np.zeros(size), np.ones(size))
     return torch.from_numpy(point / point.sum()).to(gram.device)
 
 
@@ -99,6 +104,11 @@ def min_norm_point_in_box(gram: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     if high.sum() < 1 - 1e-6:
         raise ConfigError(f"the upper bounds sum to {high.sum():.6g}, but must allow a sum of 1")
     return torch.from_numpy(_active_set(_scaled(gram), low, high)).to(gram.device)
+
+
+@functools.cache
+def _thread_pools() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _host(values: Tensor) -> _Vector:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie import kernels
+from coterie.compute.nets.fusion import Fusion, finished, pooled, side_by_side
 from coterie.rows import Rows
 
 Convolution = Literal["auto", "fused", "grouped", "unfold", "single"]
@@ -57,18 +58,17 @@ def _linear(layer: nn.Linear, weights: Rows, x: Tensor, rows: int, convolution: 
 
 
 def convolved(
-    layer: nn.Conv2d, weights: Rows, x: Tensor, rows: int, convolution: Convolution, relu: bool = False
+    layer: nn.Conv2d, weights: Rows, x: Tensor, rows: int, convolution: Convolution, then: Fusion | None = None
 ) -> Tensor:
-    """Convolve each row's images with its own filters, and rectify the result if wanted."""
+    """Convolve each row's images with its own filters, and do what is computed together with that."""
     weight, bias = weights["weight"], weights.get("bias")
     plain_padding = isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
     simple = plain_padding and layer.groups == 1 and set(layer.stride) == {1}
     if convolution in ("auto", "fused"):
         if simple and kernels.usable(x, weight):
-            return _conv2d_fused(layer, weight, bias, x, relu)
+            return _conv2d_fused(layer, weight, bias, x, then)
         convolution = "unfold" if x.is_cuda else "single"
-    out = _conv2d(layer, weight, bias, x, rows, convolution, plain_padding)
-    return out.relu() if relu else out
+    return finished(then, _conv2d(layer, weight, bias, x, rows, convolution, plain_padding))
 
 
 def _conv2d(
@@ -120,13 +120,19 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, (samples, 1, line, place))  # a single channel needs other strides, but no copy
 
 
-def _conv2d_fused(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Tensor, relu: bool) -> Tensor:
-    from coterie.kernels.convolution import ConvolutionGeometry, convolve
+def _conv2d_fused(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Tensor, then: Fusion | None) -> Tensor:
+    from coterie.kernels.convolution import ConvolutionGeometry, Pooling, can_pool, convolve
 
     geometry = ConvolutionGeometry(
         *(_two(value) for value in (layer.kernel_size, layer.stride, layer.padding, layer.dilation))
     )
-    return convolve(x, weight, bias, geometry, relu, kernels.precision())
+    if then is None or then.pool is None:
+        return convolve(x, weight, bias, geometry, then is not None and then.relu, kernels.precision())
+    window = side_by_side(then.pool)
+    if window is None or not can_pool(window):
+        return pooled(then, convolve(x, weight, bias, geometry, False, kernels.precision()))
+    pooling = Pooling(window, then.flattened)
+    return convolve(x, weight, bias, geometry, then.relu, kernels.precision(), pooling)
 
 
 def _two(value: Any) -> tuple[int, int]:

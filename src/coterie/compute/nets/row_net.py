@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from coterie import kernels
 from coterie.errors import ModelError
 from coterie.models.dropout import FunctionCalls, StreamDropout
 from coterie.models.recurrent import written_out
@@ -188,6 +189,9 @@ def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float, backward
     with torch.set_grad_enabled(backward), matrix_units.tf32(False):
         # TF32's three digits would hide a wrong net, or refuse a right one.
         try:
+            if x.is_cuda and not backward:
+                with kernels.rehearsal():
+                    net.outputs(params, x)
             got, wanted = net.outputs(params.detach().requires_grad_(backward), x), reference.outputs(params, x)
             if backward:
                 got.sum().backward()

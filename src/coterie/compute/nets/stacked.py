@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from coterie.algorithms.base import Batch
 from coterie.compute.nets import fusion
+from coterie.compute.nets.fusion import Fusion
 from coterie.compute.nets.layers import STACKED, Convolution, convolved
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, keyed, layout_of
 from coterie.compute.nets.taps import GradientTap, TappedMaps, affine, descend_along, leaves, tapped
@@ -112,10 +113,10 @@ class StackedNet(RowNet):
             args = fx.map_arg(node.args, value_of)
             kwargs = fx.map_arg(node.kwargs, value_of)
             fused = self._fused.get(node)
-            if fused == "skip":
+            if fused == fusion.SKIP:
                 values[node] = args[0]
-            elif fused in ("pool", "pool, relu"):
-                values[node] = fusion.pooled(self._modules[str(node.target)], args[0], fused == "pool, relu")
+            elif fused is not None and fused.kind == "pool":
+                values[node] = fusion.pooled(fused, args[0])
             elif node.op == "call_function" and calls.replaces(node.target):
                 values[node] = calls.call(node.target, args, kwargs)
             elif node.op == "call_function":
@@ -123,7 +124,7 @@ class StackedNet(RowNet):
             elif node.op == "call_method":
                 values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
             elif node.op == "call_module":
-                values[node] = layers.apply(str(node.target), args, kwargs, fused == "convolve, relu")
+                values[node] = layers.apply(str(node.target), args, kwargs, fused)
             else:
                 out = logits_alone(self.module, x, args[0])  # tracing takes no notice of hooks
         self.note(calls)
@@ -142,32 +143,31 @@ class _Layers:
     taps: list[GradientTap] | None
     calls: FunctionCalls
 
-    def apply(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], relu: bool) -> Any:
-        """Apply a layer to folded activations, and rectify its result if wanted."""
+    def apply(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], then: Fusion | None) -> Any:
+        """Apply a layer to folded activations, and what is computed together with it."""
         child, own = self.net.layer(name)
         if isinstance(child, StreamDropout):
             return args[0] if self.key is None else child.dropped(self.key, args[0])
         weights = {short: self.named[full] for short, full in own.items() if full in self.named}
         if not weights:
-            plain = child(*args, **kwargs)
-            return plain.relu() if relu else plain
+            return fusion.finished(then, child(*args, **kwargs))
         # Frozen parameters are in no row: a layer with some of them has no stacked form.
-        out = self._stacked(child, weights, args, kwargs, relu) if len(weights) == len(own) else None
+        out = self._stacked(child, weights, args, kwargs, then) if len(weights) == len(own) else None
         if out is None:
             out = self._vectorised(child, leaves(weights, self.taps), args, kwargs)
-            return out.relu() if relu else out
+            return fusion.finished(then, out)
         return out
 
     def apply_to_some(self, name: str, samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply a layer to folded activations, or to what the model has once for all samples, such as positions."""
         once = len(args) > 0 and isinstance(args[0], Tensor) and len(args[0]) == 1 < self.rows * samples
         if not once:
-            return self.apply(name, args, kwargs, False)
+            return self.apply(name, args, kwargs, None)
         of_rows = args[0].expand(self.rows, *args[0].shape[1:])
-        return self.apply(name, (of_rows, *args[1:]), kwargs, False).repeat_interleave(samples, 0)
+        return self.apply(name, (of_rows, *args[1:]), kwargs, None).repeat_interleave(samples, 0)
 
     def _stacked(
-        self, child: nn.Module, weights: Rows, args: tuple[Any, ...], kwargs: dict[str, Any], relu: bool
+        self, child: nn.Module, weights: Rows, args: tuple[Any, ...], kwargs: dict[str, Any], then: Fusion | None
     ) -> Any:
         """Apply a layer in its stacked form; ``None`` if it has none."""
         if isinstance(child, StreamLSTM | StreamGRU | StreamRNN):
@@ -192,9 +192,8 @@ class _Layers:
             return tapped(form(child, weights, args[0], self.rows, convolution), weights, args[0], self.taps)
         weights = leaves(weights, self.taps)
         if type(child) is nn.Conv2d:
-            return convolved(child, weights, args[0], self.rows, convolution, relu)
-        out = form(child, weights, args[0], self.rows, convolution)
-        return out.relu() if relu else out
+            return convolved(child, weights, args[0], self.rows, convolution, then)
+        return form(child, weights, args[0], self.rows, convolution)
 
     def _dropped(self, layer: StreamDropout, x: Tensor) -> Tensor:
         return x if self.key is None else layer.dropped(self.key, x)

@@ -68,7 +68,7 @@ class Pathological(Scheme):
         pieces: list[list[Indices]] = [[] for _ in range(clients)]
         for label, samples in enumerate(shuffled_classes(pool.labels, pool.classes, draw)):
             count = len(holders[label])
-            if len(samples) < count * self.least:
+            if len(samples) < count * self._smallest:
                 raise PartitionError(
                     self.cannot(
                         f"class {pool.class_names[label]!r} has {len(samples)} samples for {count} clients",
@@ -78,6 +78,11 @@ class Pathological(Scheme):
             for client, piece in zip(holders[label], self._pieces(samples, count, draw), strict=True):
                 pieces[client].append(piece)
         return Assignment([np.concatenate(mine) for mine in pieces])
+
+    @property
+    def _smallest(self) -> int:
+        # A client needs a sample to train on and one to test on, also where all it has is one piece.
+        return max(self.least, 2 if self.classes == 1 else 1)
 
     def _holders(self, classes: int, clients: int, draw: np.random.Generator) -> list[Indices]:
         slots = np.arange(clients * self.classes)
@@ -100,7 +105,7 @@ class Pathological(Scheme):
             return np.array_split(samples, count)
         each = len(samples) / count
         least = min(max(each / 10, self.least), each)
-        sizes = np.floor(draw.uniform(least, each, count - 1)).astype(np.int64).clip(self.least)
+        sizes = np.floor(draw.uniform(least, each, count - 1)).astype(np.int64).clip(self._smallest)
         return cut(samples, [*sizes, len(samples) - int(sizes.sum())])
 
 

@@ -1,0 +1,320 @@
+"""The launches of a convolution's matrix products: tiles, arranged filters, pooled results."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from coterie.kernels import launch
+from coterie.kernels._convolution_kernels import arrange_kernel, filters_kernel, windows_kernel
+
+_PROGRAMS = 1056
+"""Programs that keep a device busy: eight on each of the 132 processors of an H200, most of which idle with 250."""
+
+
+class ConvolutionGeometry(NamedTuple):
+    """The size and position of a convolution's windows.
+
+    Parameters
+    ----------
+    kernel
+        Height and width of the filters.
+    stride
+        Distance from one window to the next.
+    padding
+        Zeros around the image.
+    dilation
+        Distance between the places of a window.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+
+class Tiles(NamedTuple):
+    """How a product is cut into tiles.
+
+    Parameters
+    ----------
+    m
+        Rows of a tile of the result.
+    n
+        Columns of it.
+    k
+        Terms that are summed at a time.
+    warps
+        Warps that compute it.
+    stages
+        Tiles that are fetched ahead.
+    """
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+def _places(image: Tensor) -> tuple[int, int, int, int]:
+    """Return the strides of an image ``[samples, channels, height, width]`` in the order of the kernels."""
+    each, channel, line, place = image.stride()
+    return each, line, place, channel
+
+
+def _power(least: int, number: int, most: int) -> int:
+    return max(least, min(most, 1 << max(0, number - 1).bit_length()))
+
+
+def tiles_of(kind: str, features: int, terms: int, precision: str) -> Tiles:
+    """Return the tiles for ``"forward"``, ``"images"`` or ``"filters"``: what is computed."""
+    # Timed on an H200. The filters' gradient gets few warps: with four, Triton uses Hopper's warp-group products, which
+    # need both factors transposed first (0.59 instead of 0.22 ms in TF32).
+    exact = precision == "tf32x3"
+    if kind == "filters" and terms < 64:
+        return Tiles(_power(16, terms, 32), _power(16, features, 32), 32 if exact else 16, 1, 3)
+    if kind == "filters":
+        return Tiles(64, _power(16, features, 64), 32 if exact else 64, 2, 3 if exact else 2)
+    if terms < 64:
+        return Tiles(128, _power(16, features, 32), 32, 4, 3)
+    if kind == "images":
+        return Tiles(64 if exact else 128, _power(16, features, 32), 32, 4, 3)
+    return Tiles(128, _power(16, features, 64), 32, 4, 3) if exact else Tiles(128, _power(16, features, 64), 64, 4, 2)
+
+
+def _constants(shape: ConvolutionGeometry) -> dict[str, int]:
+    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = shape
+    return {
+        "KERNEL_H": kh,
+        "KERNEL_W": kw,
+        "STRIDE_H": sh,
+        "STRIDE_W": sw,
+        "PAD_H": ph,
+        "PAD_W": pw,
+        "DILATION_H": dh,
+        "DILATION_W": dw,
+    }
+
+
+class Filters(NamedTuple):
+    """Filters as the kernels read them.
+
+    Parameters
+    ----------
+    upper
+        ``[rows, results, places, inputs]``.
+    lower
+        What remains of numbers that were cut to their 11 leading bits; the same as ``upper`` where none were cut.
+    """
+
+    upper: Tensor
+    lower: Tensor
+
+
+def arranged(weight: Tensor, precision: str, turned: bool = False) -> Filters:
+    """Arrange filters ``[rows, features, channels, height, width]`` for a convolution with them.
+
+    With ``turned``, for the gradient of the images: by half a turn, from features to channels.
+    """
+    weight = weight if weight[0].is_contiguous() else weight.contiguous()
+    rows, features, channels, height, width = weight.shape
+    places = height * width
+    to, source = (channels, features) if turned else (features, channels)
+    row, feature, channel = weight.stride()[:3]
+    upper = weight.new_empty(rows, to, places, source)
+    split = precision == "tf32x3"
+    lower = torch.empty_like(upper) if split else upper
+    block = _power(1, source, 32)
+    launch(
+        arrange_kernel,
+        (to * triton.cdiv(source, block), rows),
+        weight,
+        upper,
+        lower,
+        row,
+        channel if turned else feature,
+        feature if turned else channel,
+        TO=to,
+        FROM=source,
+        PLACES=places,
+        TURNED=turned,
+        SPLIT=split,
+        B=block,
+        P=_power(1, places, places * 2),
+    )
+    return Filters(upper, lower)
+
+
+class Pooling(NamedTuple):
+    """Max pooling of a convolution's results, over windows that lie side by side.
+
+    Parameters
+    ----------
+    window
+        Height and width of the windows.
+    channels_first
+        Whether the pooled images have their channels first in memory, to be flattened; otherwise last.
+    """
+
+    window: tuple[int, int] = (1, 1)
+    channels_first: bool = False
+
+
+def images_with_filters(
+    image: Tensor,
+    filters: Filters,
+    bias: Tensor | None,
+    shape: ConvolutionGeometry,
+    size: tuple[int, int],
+    *,
+    relu: bool = False,
+    pooling: Pooling | None = None,
+    mask: Tensor | None = None,
+    precision: str = "tf32x3",
+    kind: str = "forward",
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Convolve images ``[rows × samples, channels, height, width]`` with :func:`arranged` filters.
+
+    Where ``mask``, which is shaped like the image, is not above zero, the image counts as zero. The result is
+    ``[rows × samples, features, *size]`` with channels last in memory, or pooled, with the places of largest values.
+    """
+    rows, features, places, channels = filters.upper.shape
+    terms = places * channels
+    everything, _, height, width = image.shape
+    samples = everything // rows
+    high, wide = (1, 1) if pooling is None else pooling.window
+    down, across = size[0] // high, size[1] // wide
+    first = pooling is not None and pooling.channels_first
+    out = image.new_empty((everything, features, down, across) if first else (everything, down, across, features))
+    where = None
+    if pooling is not None:
+        where = torch.empty(everything, down, across, features, dtype=torch.int8, device=image.device)
+    tiles = tiles or tiles_of(kind, features, terms, precision)
+    grid = (triton.cdiv(samples * down * across * high * wide, tiles.m) * triton.cdiv(features, tiles.n), rows)
+    of_mask = image if mask is None else mask
+    border = _border(shape, size, (height, width))
+    launch(
+        windows_kernel,
+        grid,
+        image,
+        out,
+        image if where is None else where,
+        filters.upper,
+        filters.lower,
+        filters.upper if bias is None else bias,
+        of_mask,
+        samples,
+        0 if bias is None else bias.stride(0),
+        *_places(image),
+        out.stride(0),
+        *_places(of_mask),
+        HEIGHT=height,
+        WIDTH=width,
+        CHANNELS=channels,
+        DOWN=down,
+        ACROSS=across,
+        FEATURES=features,
+        **_constants(shape),
+        BIAS=bias is not None,
+        RELU=relu,
+        MASKED=mask is not None,
+        LONG=_is_long(samples, image, out, of_mask),
+        BORDER=border > 0,
+        BY_SPOT=border >= 0.2 and channels % tiles.k == 0 and pooling is None,
+        POOL_H=high,
+        POOL_W=wide,
+        CHANNELS_FIRST=first,
+        PRECISION=precision,
+        M=tiles.m,
+        N=tiles.n,
+        K=tiles.k,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    return (out if first else out.permute(0, 3, 1, 2)), where
+
+
+def _border(shape: ConvolutionGeometry, size: tuple[int, int], sides: tuple[int, int]) -> float:
+    """Return which part of all windows' places lies beyond the images; where it is large, skipping them pays."""
+    share = 1.0
+    for kernel, stride, pad, dilation, count, side in zip(*shape, size, sides, strict=True):
+        starts = [at * stride - pad for at in range(count)]
+        on_image = sum(0 <= start + place * dilation < side for start in starts for place in range(kernel))
+        share *= on_image / (kernel * count)
+    return 1 - share
+
+
+def _is_long(samples: int, *tensors: Tensor) -> bool:
+    """Return whether offsets within the samples of a row exceed 32 bits."""
+    return any(samples * tensor.stride(0) >= 2**31 for tensor in tensors)
+
+
+def filters_gradient(
+    image: Tensor,
+    gradient: Tensor,
+    rows: int,
+    shape: ConvolutionGeometry,
+    *,
+    bias: bool,
+    mask: Tensor | None = None,
+    precision: str = "tf32x3",
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Sum the gradients of the filters and, if wanted, of the bias over each row's windows.
+
+    Where ``mask``, which is shaped like ``gradient``, is not above zero, the gradient counts as zero.
+    """
+    everything, channels, height, width = image.shape
+    _, features, down, across = gradient.shape
+    terms = shape.kernel[0] * shape.kernel[1] * channels
+    tiles = tiles or tiles_of("filters", features, terms, precision)
+    blocks = triton.cdiv(terms, tiles.m) * triton.cdiv(features, tiles.n)
+    windows = everything // rows * down * across
+    # The windows are split among enough programs to keep the device busy. Each writes a sum of its own, and these are
+    # added in a fixed order, since atomic additions would not repeat bit for bit.
+    parts = max(1, min(_PROGRAMS // (blocks * rows), windows // 256))
+    piece = triton.cdiv(triton.cdiv(windows, tiles.k), parts) * tiles.k
+    parts = triton.cdiv(windows, piece)
+    out = image.new_empty(parts, rows, features, channels, *shape.kernel)
+    shifts = image.new_empty(parts, rows, features) if bias else None
+    grid = (blocks, rows, parts)
+    of_mask = gradient if mask is None else mask
+    launch(
+        filters_kernel,
+        grid,
+        image,
+        gradient,
+        of_mask,
+        out,
+        out if shifts is None else shifts,
+        piece,
+        rows,
+        everything // rows,
+        *_places(image),
+        *_places(gradient),
+        *_places(of_mask),
+        HEIGHT=height,
+        WIDTH=width,
+        CHANNELS=channels,
+        DOWN=down,
+        ACROSS=across,
+        FEATURES=features,
+        **_constants(shape),
+        BIAS=bias,
+        MASKED=mask is not None,
+        LONG=_is_long(everything // rows, image, gradient, of_mask),
+        PRECISION=precision,
+        M=tiles.m,
+        N=tiles.n,
+        K=tiles.k,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    if parts == 1:
+        return out.squeeze(0), None if shifts is None else shifts.squeeze(0)
+    return out.sum(0), None if shifts is None else shifts.sum(0)

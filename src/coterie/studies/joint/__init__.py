@@ -1,0 +1,7 @@
+"""Runs of a study that play together: each by itself, but for what it asks the engine."""
+
+from __future__ import annotations
+
+from coterie.studies.joint.meeting import Meeting, Seat, SeatedProcess
+
+__all__ = ["Meeting", "Seat", "SeatedProcess"]
