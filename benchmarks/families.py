@@ -1,25 +1,34 @@
-"""Recurrent nets and transformers: the batched engine against client after client, side by side in one run.
+"""Recurrent nets, transformers and a residual net with BatchNorm: the batched engine against client after client.
 
     python benchmarks/families.py
     python benchmarks/families.py --clients 50 --batch 20 --device cuda
+    python benchmarks/families.py --only ResNet-18 --clients 20 --batch 50 --device cuda --precision tf32
 
 The work is one round of FedAvg's client side: every client starts from the same model and takes its local steps.
-``loop`` is the engine that calls the plain module for one client after another; ``vmap`` and ``stacked`` are the two
-ways of the batched engine. Each figure is the median over repeats, taken in turn. Nothing is asserted.
+``plain`` is a loop in PyTorch alone, with the module as its author wrote it and ``torch.optim.SGD``; ``loop`` is the
+engine that calls the module for one client after another; ``vmap`` and ``stacked`` are the two ways of the batched
+engine. Each figure is the median over repeats, taken in turn. Nothing is asserted.
+
+ResNet-18 is torchvision's where that is installed, else the same layers from plain modules; its images are 32 by 32.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from measuring import CLOCKS, interleaved
 from torch import Tensor, nn
 
 from coterie import randomness
+from coterie.algorithms.base import Task
 from coterie.algorithms.local_training import Minibatches, Optimiser, ProximalTraining
+from coterie.algorithms.running_statistics import STATISTICS, MeasuredTask
 from coterie.compute.batched import BatchedEngine
 from coterie.compute.engine import Call, Engine
 from coterie.compute.loop import LoopEngine
@@ -27,6 +36,7 @@ from coterie.compute.samples import Samples
 from coterie.data.partitions import Ragged
 from coterie.memory import keep_freed_memory
 from coterie.models.problem import Problem
+from coterie.rows import Columns, matrix_units
 
 WORDS, TIMES, WIDTH, OUTPUTS = 100, 20, 32, 10
 
@@ -59,17 +69,56 @@ class Transformer(nn.Module):
         return self.head(self.body(self.words(x)).mean(1))
 
 
-FAMILIES: dict[str, Callable[[], nn.Module]] = {
-    "LSTM": lambda: Recurrent(nn.LSTM),
-    "GRU": lambda: Recurrent(nn.GRU),
-    "transformer": Transformer,
+class Block(nn.Module):
+    """Two convolutions around which the input goes on."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or before != width:
+            self.downsample = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += x if self.downsample is None else self.downsample(x)
+        return self.relu(out)
+
+
+def resnet18() -> nn.Module:
+    with contextlib.suppress(ImportError):
+        from torchvision.models import resnet18
+
+        return resnet18(num_classes=OUTPUTS)
+    blocks, before = [], 64
+    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks += [Block(before, width, stride), Block(width, width, 1)]
+        before = width
+    stem = (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, OUTPUTS))
+
+
+FAMILIES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "LSTM": (lambda: Recurrent(nn.LSTM), True),
+    "GRU": (lambda: Recurrent(nn.GRU), True),
+    "transformer": (Transformer, True),
+    "ResNet-18": (resnet18, False),
 }
+"""How each is made, and whether its samples are words rather than images."""
 
 
-def make_samples(clients: int, per_client: int, device: str, words: int = WORDS, times: int = TIMES) -> Samples:
+def make_samples(clients: int, per_client: int, device: str, words: int | None = WORDS, times: int = TIMES) -> Samples:
+    """Draw texts of so many numbers of words below ``words``, or images where it is none."""
     draw = randomness.stream(1, "benchmark")
     count = clients * per_client
-    x = torch.from_numpy(draw.integers(words, size=(count, times))).to(device)
+    if words is not None:
+        x = torch.from_numpy(draw.integers(words, size=(count, times))).to(device)
+    else:
+        x = torch.from_numpy(draw.standard_normal((count, 3, 32, 32), dtype="float32")).to(device)
     y = torch.from_numpy(draw.integers(OUTPUTS, size=count)).to(device)
     index = Ragged.of(list(torch.arange(count).split(per_client)))
     none = Ragged.of([torch.arange(0) for _ in range(clients)])
@@ -80,13 +129,39 @@ def make_samples(clients: int, per_client: int, device: str, words: int = WORDS,
 
 
 def round_of(engine: Engine, batch: int) -> Callable[[], None]:
-    task = ProximalTraining(Optimiser(lr=0.05), Minibatches(batch))
+    task: Task = ProximalTraining(Optimiser(lr=0.05), Minibatches(batch))
     clients = torch.arange(engine.samples.clients, device=engine.device)
-    message = {"w": engine.problem.start.expand(len(clients), -1)}
+    message, state = {"w": engine.problem.start.expand(len(clients), -1)}, {}
+    if engine.problem.statistics.size:
+        task, state = (
+            MeasuredTask(task, {"": STATISTICS}, Columns(())),
+            {STATISTICS: engine.problem.running.expand(len(clients), -1)},
+        )
 
     def run() -> None:
         with torch.no_grad():
-            engine.run(task, clients, {}, message, Call(1))
+            engine.run(task, clients, state, message, Call(1))
+
+    return run
+
+
+def plain_round(module: nn.Module, samples: Samples, batch: int, precision: str) -> Callable[[], None]:
+    """One client after another in PyTorch alone; the models that come out are kept, as a server needs them."""
+    module = module.to(samples.y.device).train()
+    begin = copy.deepcopy(module.state_dict())
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.05)
+
+    def run() -> None:
+        ends: list[dict[str, Any]] = []
+        with matrix_units.tf32(precision == "tf32"):
+            for client in range(samples.clients):
+                module.load_state_dict(begin)
+                mine = samples.splits["train"][client]
+                for index in mine[torch.randperm(len(mine), device=mine.device)].split(batch):
+                    optimiser.zero_grad()
+                    F.cross_entropy(module(samples.x[index]), samples.y[index]).backward()
+                    optimiser.step()
+                ends.append({name: value.clone() for name, value in module.state_dict().items()})
 
     return run
 
@@ -100,27 +175,37 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--clock", default="wall", choices=sorted(CLOCKS), help="processor: of one thread on a CPU")
+    parser.add_argument("--precision", default="float32", choices=["float32", "tf32"])
+    parser.add_argument("--only", nargs="+", default=list(FAMILIES)[:3], choices=list(FAMILIES))
+    parser.add_argument("--ways", nargs="+", default=["plain", "loop", "vmap", "stacked"])
     args = parser.parse_args()
     keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.clients} clients of {args.steps} steps")
-    print(f"{'model':<14}{'loop ms':>10}{'vmap ms':>10}{'stacked ms':>12}{'loop / stacked':>16}")
-    samples = make_samples(args.clients, args.batch * args.steps, args.device)
-    for name, make in FAMILIES.items():
+    on = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"{torch.get_num_threads()} threads"
+    print(f"torch {torch.__version__}, {on}, {args.precision}")
+    print(f"{args.clients} clients of {args.steps} steps with batches of {args.batch}")
+    print(f"{'model':<14}" + "".join(f"{way + ' ms':>12}" for way in args.ways) + f"{args.ways[0] + ' / last':>16}")
+    for name in args.only:
+        make, words = FAMILIES[name]
+        samples = make_samples(args.clients, args.batch * args.steps, args.device, WORDS if words else None)
         with randomness.torch_stream(1, "benchmark model"):
             module = make()
-        problems = [Problem.of(copy.deepcopy(module), device=args.device) for _ in range(3)]
-        engines: dict[str, Engine] = {
-            "loop": LoopEngine(problems[0], samples, 1),
-            "vmap": BatchedEngine(problems[1], samples, 1, kernel="vmap"),
-            "stacked": BatchedEngine(problems[2], samples, 1),
-        }
-        rounds = {way: round_of(engine, args.batch) for way, engine in engines.items()}
+        rounds: dict[str, Callable[[], None]] = {}
+        for way in args.ways:
+            if way == "plain":
+                rounds[way] = plain_round(copy.deepcopy(module), samples, args.batch, args.precision)
+                continue
+            problem = Problem.of(copy.deepcopy(module), device=args.device)
+            if way == "loop":
+                rounds[way] = round_of(LoopEngine(problem, samples, 1), args.batch)
+                continue
+            engine = BatchedEngine(problem, samples, 1, kernel=way, precision=args.precision)
+            assert engine.kernel == way, f"{name} cannot be run {way}"
+            rounds[way] = round_of(engine, args.batch)
         found = interleaved(rounds, args.repeats, device=args.device, clock=CLOCKS[args.clock])
-        ms = {way: each["median"] * 1e3 for way, each in found.items()}
-        ratio = ms["loop"] / ms["stacked"]
-        print(f"{name:<14}{ms['loop']:>10.1f}{ms['vmap']:>10.1f}{ms['stacked']:>12.1f}{ratio:>16.2f}", flush=True)
+        ms = [found[way]["median"] * 1e3 for way in args.ways]
+        print(f"{name:<14}" + "".join(f"{each:>12.1f}" for each in ms) + f"{ms[0] / ms[-1]:>16.2f}", flush=True)
 
 
 if __name__ == "__main__":

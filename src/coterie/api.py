@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,9 @@ def resume(
     UnknownName
         If something else is handed over.
     """
+    for name in objects:
+        if name not in _OBJECTS:
+            raise UnknownName("object of a run called", name, _OBJECTS)
     return play_on(path, None, data_dir=data_dir, progress=progress, track=track, objects=objects)
 
 
@@ -182,9 +185,6 @@ def play_on(
     _check_paths(path=path, data_dir=data_dir)
     if Result(path).finished:
         return Result(path)
-    for name in objects:
-        if name not in _OBJECTS:
-            raise UnknownName("object of a run called", name, _OBJECTS)
     held = hand_over_again(Result(path).config, objects, os.fspath(path)) if objects else []
     trackers = make_all(track) if first() else []
     result = _finish(launch.resume(Path(path), _folder(data_dir), processes), progress, trackers)

@@ -20,6 +20,7 @@ from coterie.data.owners import clients_of_the_data
 from coterie.data.partitions.registry import SCHEMES
 from coterie.data.registry import SOURCES
 from coterie.errors import ConfigError, UnknownName
+from coterie.models import buffer_policy
 from coterie.models.hugging_face_spec import spec_of
 from coterie.models.registry import check_name as check_model
 from coterie.simulation.attack_registry import ATTACKS
@@ -88,6 +89,11 @@ class ExperimentConfig(BaseModel):
         description="parameters that stay with their client: names or patterns, between commas; head and norm stand "
         "for the last layer's and those of all layers that normalise",
     )
+    buffers: What[str] = Field(
+        "",
+        description="running statistics of BatchNorm layers: averaged, local or frozen, or pattern=policy between "
+        "commas; averaged by default, and local in layers that stay with their client",
+    )
     loss: What[str | None] = Field(
         None, description="the loss by name, or import:module:function; the task's own by default"
     )
@@ -148,7 +154,7 @@ class ExperimentConfig(BaseModel):
     precision: What[Literal["float32", "tf32", "bf16"]] = Field(
         "float32", description="how a GPU rounds what it multiplies (tf32 and bf16 are faster and less exact)"
     )
-    threads: How[int | None] = Field(None, ge=1, description="CPU threads; PyTorch's own choice if not given")
+    threads: How[int | None] = Field(None, ge=1, le=1024, description="CPU threads; PyTorch's own choice if not given")
 
     @model_validator(mode="after")
     def _consistent(self) -> ExperimentConfig:
@@ -161,6 +167,7 @@ class ExperimentConfig(BaseModel):
             raise ValueError(f"device is {self.device!r}, but must be cpu, cuda, cuda:N or auto")
         if self.class_weights not in (None, BALANCED):
             read_weights(self.class_weights)
+        buffer_policy.parse(self.buffers)
         if len(set(self.metrics)) != len(self.metrics):
             raise ValueError(f"metrics are {'+'.join(self.metrics)}, but each must be named once")
         if len(set(self.s_acc)) != len(self.s_acc):

@@ -20,7 +20,7 @@ from coterie.federation import prometheus
 from coterie.federation.agreement import Member
 from coterie.federation.plan import Plan
 from coterie.federation.server import serve
-from coterie.federation.status import FederationStatus, MemberStatus, RunStatus, Seen, StatusReader
+from coterie.federation.status import FederationStatus, LastSeen, MemberStatus, RunStatus, StatusReader
 from coterie.federation.status_server import StatusServer
 from coterie.results import Result
 from tests.federation.grid import Local, make_federation
@@ -39,8 +39,8 @@ def project(folder: Path) -> Local:
     return local
 
 
-def nodes() -> dict[str, Seen]:
-    return {KEYS[0] + " comment": Seen("online", 1_700_000_000.5), KEYS[1]: Seen("offline", 1_600_000_000.0)}
+def nodes() -> dict[str, LastSeen]:
+    return {KEYS[0] + " comment": LastSeen("online", 1_700_000_000.5), KEYS[1]: LastSeen("offline", 1_600_000_000.0)}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_what_is_read_is_what_the_run_recorded(folder: Path) -> None:
 
 
 def test_a_server_that_does_not_answer_hides_nothing_else(folder: Path) -> None:
-    def away() -> dict[str, Seen]:
+    def away() -> dict[str, LastSeen]:
         raise ConfigError("it does not answer")
 
     found = StatusReader(folder, away).read()

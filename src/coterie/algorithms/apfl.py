@@ -74,7 +74,7 @@ class MixtureTraining(ProximalTraining):
     def step(self, work: Rows, batch: Batch) -> Rows:
         """Take a step of both models, and at the round's first of ``α_i``, all from where they are."""
         w, v, alpha = work["w"], work["v"], work["alpha"]
-        gradient = batch.grad(mixture(alpha, v, w))
+        gradient = batch.measuring("v").grad(mixture(alpha, v, w))
         changed = self.optimiser.update(work, "v", alpha * gradient, "own ")
         if self.adaptive:
             slope = torch.linalg.vecdot(v - w, gradient).unsqueeze(1) + fitting(self.alpha_decay, alpha) * alpha
@@ -93,6 +93,7 @@ class APFL(FedAvg):
     name: ClassVar[str] = "apfl"
     title: ClassVar[str] = "APFL"
     citation: ClassVar[str] = "Deng et al., 2020"
+    own_statistics: ClassVar[str | None] = "v"
 
     alpha: float = Field(0.5, ge=0, le=1, description="weight of a client's own model in its mixture, at the start")
     adaptive: bool = Field(True, description="learn each client's weight; otherwise all stay at alpha")

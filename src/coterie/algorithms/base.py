@@ -46,6 +46,7 @@ __all__ = [
     "State",
     "Task",
     "Weights",
+    "facts",
 ]
 
 State = dict[str, Tensor]
@@ -87,6 +88,10 @@ class Algorithm(BaseModel, abc.ABC):
     """Whether the global model is ours (the mean of the personal ones) rather than the method's."""
     has_hybrid: ClassVar[bool] = False
     """Whether the method chooses, for each client, between its personal and the global model."""
+
+    own_statistics: ClassVar[str | None] = None
+    """The name under which batches measure (:meth:`~coterie.algorithms.batch.Batch.measuring`) the running statistics
+    of personal models, where a client keeps these apart from those of the model that it sends."""
 
     def check_clients(self, count: int) -> None:
         """Refuse a number of clients with which the parameters make no sense, with a ``ConfigError``; by default none.
@@ -230,6 +235,23 @@ class Algorithm(BaseModel, abc.ABC):
         """
         return net.outputs(rows["w"], x)
 
+    def joined_statistics(self, statistics: Tensor, shares: Tensor) -> Tensor:
+        """Join the clients' running statistics, on the server: by default their mean by samples.
+
+        Parameters
+        ----------
+        statistics
+            Means, variances and counts of BatchNorm layers, a row for each client that replied.
+        shares
+            Each client's part of the samples; they sum to one.
+
+        Returns
+        -------
+        Tensor
+            One row.
+        """
+        return (shares.unsqueeze(1) * statistics.double()).sum(0).to(statistics.dtype)
+
     @classmethod
     def summary(cls) -> str:
         """Return the first line of the class's docstring.
@@ -250,3 +272,22 @@ class Algorithm(BaseModel, abc.ABC):
             Plain values, fit for a YAML file.
         """
         return self.model_dump(mode="json")
+
+
+_FACTS = ("name", "title", "citation", "federates", "has_personal", "has_global", "derived_global", "has_hybrid")
+
+
+def facts(method: Algorithm) -> dict[str, Any]:
+    """Return what a method says of itself, for one that stands around it.
+
+    Parameters
+    ----------
+    method
+        The method.
+
+    Returns
+    -------
+    dict of str to object
+        Its class's facts by name.
+    """
+    return {fact: getattr(method, fact) for fact in (*_FACTS, "own_statistics")}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -103,6 +103,26 @@ class Batch:
     weight: Tensor
     share: Tensor
     key: Tensor | None = None
+
+    def measuring(self, model: str | None) -> Self:
+        """Return the same samples, for passes of another model than the one that is kept.
+
+        In training, the passes of a model with BatchNorm layers move its running statistics. Those of a model that is
+        only passed by, such as one that a gradient is taken at on the way, should not.
+
+        Parameters
+        ----------
+        model
+            A name for a model whose running statistics the client keeps apart
+            (:attr:`coterie.algorithms.base.Algorithm.own_statistics`); ``None`` for one that has none to keep.
+
+        Returns
+        -------
+        Self
+            A batch whose passes do so; the batch itself where the model has no running statistics.
+        """
+        other = getattr(self.net, "measuring", None)
+        return self if other is None else replace(self, net=other(model))
 
     def mean_loss(self, outputs: Tensor, per_sample: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
         """Mean loss of each row for given outputs.

@@ -64,7 +64,7 @@ class DittoTraining(ProximalTraining):
     def personal_step(self, work: Rows, batch: Batch) -> Rows:
         """Take one step of ``v``."""
         v = work["v"]
-        gradient = add_times(batch.grad(v), v - work["received"], self.lam)
+        gradient = add_times(batch.measuring("v").grad(v), v - work["received"], self.lam)
         return work | self.personal_optimiser.update(work, "v", gradient, "personal ")
 
     def folds(self) -> tuple[Fold, ...]:
@@ -82,6 +82,7 @@ class Ditto(FedAvg):
     name: ClassVar[str] = "ditto"
     title: ClassVar[str] = "Ditto"
     citation: ClassVar[str] = "Li et al., ICML 2021"
+    own_statistics: ClassVar[str | None] = "v"
 
     lam: float = Field(1.0, ge=0, description="weight λ of the proximal term that holds a personal model to the global")
     personal_epochs: int | None = Field(

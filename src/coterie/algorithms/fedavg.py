@@ -71,6 +71,10 @@ class FedAvg(GlobalTraining):
             return mean(models)  # Krum has nothing to choose by
         return aggregate(self.aggregator, models, shares, f=self._assumed(len(models)))
 
+    def joined_statistics(self, statistics: Tensor, shares: Tensor) -> Tensor:
+        """Join running statistics as models are joined."""
+        return self.join(statistics, shares)
+
     def standing(self, count: int) -> Info:
         """Return what a robust aggregator could guarantee in a round."""
         if self.aggregator in _WITHOUT_F:

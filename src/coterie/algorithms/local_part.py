@@ -37,6 +37,7 @@ from coterie.algorithms.base import (
     Start,
     State,
     Task,
+    facts,
 )
 from coterie.algorithms.local_training import LocalTraining, Optimiser
 from coterie.errors import ConfigError, ModelError
@@ -139,6 +140,11 @@ class JoinedNet:
     @property
     def split(self) -> int:
         return self.net.split
+
+    def measuring(self, model: str | None) -> JoinedNet:
+        """Give the same model, with other running statistics if it has any."""
+        other = getattr(self.net, "measuring", None)
+        return self if other is None else JoinedNet(other(model), self.part, self.local)
 
     @contextlib.contextmanager
     def holding(self, local: Tensor) -> Iterator[None]:
@@ -315,6 +321,14 @@ class PartlyLocal(Algorithm):
             local, models = self.part.local.take(rows["w"]), {"w": self.part.shared.take(rows["w"])}
         return self.method.predict(JoinedNet(net, self.part, local), models, x)
 
+    def joined_statistics(self, statistics: Tensor, shares: Tensor) -> Tensor:
+        """Join running statistics as the method does."""
+        return self.method.joined_statistics(statistics, shares)
+
+    def check_clients(self, count: int) -> None:
+        """Refuse what the method refuses."""
+        self.method.check_clients(count)
+
     def settings(self) -> dict[str, object]:
         """Return the method's hyper-parameters."""
         return self.method.settings()
@@ -326,8 +340,7 @@ def partly_local(method: Algorithm, layout: Layout, names: Iterable[str]) -> Par
     if not part.layout.size:
         raise ModelError("every parameter of the model stays with its client: leave some to share, or run local")
     _optimiser(method)
-    said = ("name", "title", "citation", "has_personal", "has_global", "derived_global", "has_hybrid")
-    kind: type[PartlyLocal] = type("PartlyLocal", (PartlyLocal,), {fact: getattr(method, fact) for fact in said})
+    kind: type[PartlyLocal] = type("PartlyLocal", (PartlyLocal,), facts(method))
     return kind(method=method, part=part)
 
 

@@ -24,10 +24,11 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Message, Round, State
 from coterie.algorithms.local_training import GlobalTraining
-from coterie.algorithms.server_math.robust import multi_krum
+from coterie.algorithms.server_math.robust import aggregate, multi_krum
 
 
 class MultiKrum(GlobalTraining):
@@ -49,6 +50,10 @@ class MultiKrum(GlobalTraining):
         w = multi_krum(replies["w"], hostile, select=chosen, strict=False)
         guaranteed = float(2 * hostile + 2 < count and hostile == self.hostile(count))
         return {"w": w}, {"hostile": torch.tensor(float(hostile)), "guaranteed": torch.tensor(guaranteed)}
+
+    def joined_statistics(self, statistics: Tensor, shares: Tensor) -> Tensor:
+        """Take the median of each running statistic, which few hostile clients cannot move far."""
+        return aggregate("median", statistics, shares)
 
     def hostile(self, count: int) -> int:
         """Return how many of ``count`` clients may be hostile."""

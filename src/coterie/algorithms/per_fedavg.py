@@ -53,6 +53,7 @@ class MetaTraining(ProximalTraining):
     def step(self, work: Rows, batch: Batch, *others: Batch) -> Rows:
         """Take one step."""
         w, a = work["w"], self.inner_lr
+        others = tuple(other.measuring(None) for other in others)
         adapted = add_times(w, batch.grad(w), -a)
         gradient = others[0].grad(adapted)
         if nonzero(self.delta):

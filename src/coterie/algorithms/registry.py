@@ -35,7 +35,7 @@ _NO_METHODS = (
         "messages",
         "row_numbers",
     ),
-    "registry",
+    *("registry", "running_statistics"),
 )
 _registered: dict[str, type[Algorithm]] = {}
 _handed_over: dict[str, str] = {}  # of classes that a program handed over: their digests by name

@@ -28,9 +28,10 @@ from coterie.compute.activations import bytes_of_sample
 from coterie.compute.autotune import Times, convolution_times
 from coterie.compute.cuda_graphs import GraphCache, RecordedFold
 from coterie.compute.engine import Call, Engine, Predict, finished, join, pick, take
+from coterie.compute.nets.folded import FoldedNet
 from coterie.compute.nets.layers import Convolution
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees, branches_on_values
-from coterie.compute.nets.stacked import FoldedNet, Kernel, StackedNet, make_net
+from coterie.compute.nets.stacked import Kernel, StackedNet, make_net
 from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule, call_directly, make_schedule, split_of
 from coterie.errors import ModelError
@@ -102,7 +103,7 @@ class BatchedEngine(Engine):
         self._sample_bytes = bytes_of_sample(self._net, problem.start, self.probe()) if counted else 0
         self.chunk = chunk or self._memory_chunk(batch or int(self.host_sizes["train"].max()))
         self.compile_steps = compile_steps
-        self.record = (not on_cpu) if record is None else record
+        self.record = ((not on_cpu) if record is None else record) and samples.on_device
         self.precision = precision
         self._graphs = GraphCache()
         self._recorded: BoundedCache[tuple[Hashable, ...], RecordedFold] = BoundedCache(_RECORDED_FOLDS)

@@ -34,7 +34,7 @@ class LoopEngine(Engine):
 
     def __init__(self, problem: Problem, samples: Samples, seed: int) -> None:
         super().__init__(problem, samples, seed)
-        self._net = ModuleNet(problem.module, problem.layout)
+        self._net = ModuleNet(problem.module, problem.layout, padded=False)
 
     @property
     def net(self) -> Net:

@@ -101,6 +101,7 @@ class Agreement(_Frozen):
     data: Schema = Field(description="what a sample is")
     model: str = Field("mlp", description="the model, with options after a colon")
     local: str = Field("", description="parameters that never leave a node, by patterns of their names")
+    buffers: str = Field("", description="running statistics of BatchNorm layers: averaged, local or frozen")
     loss: str | None = Field(None, description="the loss by name, or import:module:function")
     class_weights: WeightsText = Field(
         None, description="how samples count in training by class: balanced (by a node's own counts), or as no=1,yes=3"
@@ -112,7 +113,7 @@ class Agreement(_Frozen):
     test_fraction: float = Field(0.2, gt=0, lt=1, description="fraction of a node's samples to test on")
     algorithms: tuple[str, ...] = Field((), description="methods that nodes agree to run; all registered ones if empty")
     privacy: Promise | None = Field(None, description="clipping and noise on what nodes send; none by default")
-    threads: int = Field(1, ge=1, description="CPU threads of every party; decides the last bits of results")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of every party; decides the last bits of results")
     message_limit_mb: int = Field(512, ge=1, description="no message may be larger")
 
     @model_validator(mode="after")
@@ -176,6 +177,7 @@ class Agreement(_Frozen):
             "clients": len(self.members),
             "model": self.model,
             "local": self.local,
+            "buffers": self.buffers,
             "loss": self.loss,
             "class_weights": self.class_weights,
             "metrics": self.metrics,

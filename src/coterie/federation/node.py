@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.base import Task
-from coterie.algorithms.local_part import LOCAL_PART
+from coterie.algorithms.running_statistics import STATISTICS
 from coterie.compute.engine import Call
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
@@ -27,6 +27,7 @@ from coterie.federation.privacy_ledger import Ledger
 from coterie.federation.resident import Means, Resident, Residents, Timed, check_code
 from coterie.federation.schema import EVALUATE, GLOBAL, LAST, check_message
 from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack, without_folders
+from coterie.models.batch_norm import statistics_state
 from coterie.rows import Rows
 from coterie.runs.builder import Population
 from coterie.runs.experiment import threads
@@ -195,9 +196,9 @@ class Node:
                 models["personal"] = algorithm.personal(context, _moved(before, device), rows)
             for other in sorted(received.keys() - {LAST}, key=lambda kind: (kind != GLOBAL, kind)):
                 models[other] = _moved({name: value.unsqueeze(0) for name, value in received[other].items()}, device)
-            if simulation.part is not None:  # the server sends what is shared, and the rest of each model lies here
-                complete, local = simulation.part.complete, before[LOCAL_PART].to(device)
-                models |= {name: complete(rows, local) for name, rows in models.items() if name != "personal"}
+            # The server sends what is shared, and the rest of each model lies here.
+            for other in models.keys() - {"personal"}:
+                models[other] = simulation.completed(models[other], lambda name: before[name].to(device))
             scores = Scorer(simulation, one, one.new_zeros(0)).score(models)
             kind = "personal" if models.get("personal") else GLOBAL
             model = {name: value[0] for name, value in models.get(kind, {}).items()}
@@ -240,6 +241,8 @@ class Node:
         for key, row in model.items():
             if key == "w" and row.shape == (layout.size,):
                 tensors |= layout.state_dict(row)
+            elif key == STATISTICS:
+                tensors |= statistics_state(simulation.engine.problem.statistics, row)
             else:
                 tensors[key] = row.detach().clone().contiguous()
         round_number = int(header["evaluate"]["round"])

@@ -19,6 +19,7 @@ from torch import Tensor
 from coterie import data, models, options, randomness
 from coterie.algorithms import registry
 from coterie.compute.engine import Engine
+from coterie.compute.single_values import refuse_single_values
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.data.partitions import Ragged, Shares
@@ -80,7 +81,10 @@ def _located(source: str, folder: Path, task: str | None) -> str:
     path = (folder / Path(source).expanduser()).absolute()
     if path.suffix in _TABLES:
         raise ConfigError(f"data is {source!r}, but a table needs its label column: table:path={source},label=COLUMN")
-    return f"folder:path={path}" if path.is_dir() else f"npz:path={path}"
+    try:
+        return f"folder:path={path}" if path.is_dir() else f"npz:path={path}"
+    except OSError as error:  # a name that no file can have
+        raise DataError(f"data is {source!r}, which cannot be read: {error.strerror}") from error
 
 
 def _agreed(found: Dataset, agreement: Agreement) -> Dataset:
@@ -205,6 +209,7 @@ def make_simulation(
         local=config.local_patterns,
     )
     engine.sizes["train"] = own
+    refuse_single_values(engine, simulation.tasks.values())
     return simulation
 
 

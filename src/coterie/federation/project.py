@@ -63,7 +63,7 @@ class NodeConfig(BaseModel):
     )
     engine: Literal["loop", "batched"] = Field("loop", description="how to compute; loop gives a simulation's bits")
     device: str = Field("cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$", description="where to compute: cpu, cuda or cuda:N")
-    threads: int | None = Field(None, ge=1, description="CPU threads; by default those that were agreed on")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; by default those that were agreed on")
     max_epochs: int = Field(1000, ge=1, description="epochs that a message may ask for")
     max_steps: int = Field(1_000_000, ge=1, description="steps that a message may ask for")
     max_seconds: float = Field(3600.0, gt=0, description="seconds after which a task is given up")
@@ -89,7 +89,11 @@ def open_node(folder: Path) -> Node:
     agreed, config = agreement.read(folder / agreement.FILE), read_node(folder)
     client = agreed.number(config.member)
     key, wanted = folder / f"{config.key}.pub", agreed.members[client].key
-    if wanted is not None and key.exists() and not agreement.same_key(key.read_text(encoding="utf-8"), wanted):
+    try:
+        ours = key.read_text(encoding="utf-8", errors="replace") if key.exists() else None
+    except OSError as error:
+        raise ConfigError(f"the key {key} cannot be read: {error.strerror}") from error
+    if wanted is not None and ours is not None and not agreement.same_key(ours, wanted):
         raise ConfigError(f"{key} is not the key that {agreement.FILE} has for {config.member!r}")
     means = config.means()
     check_code(agreed, means)

@@ -1,4 +1,4 @@
-"""What replies must look like, found by running their tasks on one blank sample."""
+"""What replies must look like, found by running their tasks on blank samples."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ class ReplySchema:
 
 
 def blank_engine(engine: Engine, agreement: Agreement) -> LoopEngine:
-    """Give an engine for the same model in which each client has one blank sample of each split."""
+    """Give an engine for the same model in which each client has two blank samples of each split."""
+    # Two and not one: of a single value a BatchNorm layer has no variance.
     count = len(agreement.members)
-    blank = blank_population(agreement, {split: [1] * count for split in ("train", "validation", "test")})
+    blank = blank_population(agreement, {split: [2] * count for split in ("train", "validation", "test")})
     samples = Samples.of(
         blank.dataset, blank.shares, seed=engine.seed, dtype=engine.samples.dtype, device=engine.device
     )

@@ -169,7 +169,7 @@ def _sums(dataset: Dataset, mine: Tensor) -> dict[str, Sums]:
     if preparation is None:
         return {}
     refuse_medians(preparation)
-    moments, gaps = Moments.of(dataset.x[mine]), preparation.gaps or ("",) * dataset.x.shape[1]
+    moments, gaps = Moments.of(dataset.x, mine), preparation.gaps or ("",) * dataset.x.shape[1]
     return {
         name: Sums(
             count=float(moments.count[place]), mean=float(moments.mean[place]), squares=float(moments.squares[place])

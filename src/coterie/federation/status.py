@@ -17,7 +17,7 @@ _EVENTS = 20  # of the last ones, that are shown of each run
 _MODELS = ("personal", "global", "hybrid")
 
 
-class Seen(NamedTuple):
+class LastSeen(NamedTuple):
     """What the server knows of a member's node: its status, and when it last heard of it, in seconds since 1970."""
 
     status: str
@@ -75,7 +75,7 @@ class StatusReader:
         :class:`~coterie.errors.ConfigError` where it does not answer.
     """
 
-    def __init__(self, folder: Path, nodes: Callable[[], Mapping[str, Seen]]) -> None:
+    def __init__(self, folder: Path, nodes: Callable[[], Mapping[str, LastSeen]]) -> None:
         self._folder, self._nodes = folder, nodes
         self._known: dict[Path, tuple[object, RunStatus]] = {}
 
@@ -83,13 +83,13 @@ class StatusReader:
         """Look at everything."""
         agreed = agreement.read(self._folder / agreement.FILE)
         try:
-            found: Mapping[str, Seen] | None = self._nodes()
+            found: Mapping[str, LastSeen] | None = self._nodes()
         except ConfigError:
             found = None
         members = []
         for member in agreed.members:
             here = [seen for key, seen in (found or {}).items() if agreement.same_key(key, member.key or "")]
-            none = Seen("unknown" if found is None else "not let in", None)
+            none = LastSeen("unknown" if found is None else "not let in", None)
             members.append(MemberStatus(member.name, *(here[0] if here else none)))
         names = [member.name for member in agreed.members]
         runs = [

@@ -12,6 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from coterie.errors import ModelError
+from coterie.models.batch_norm import PLAIN, RowBatchNorm, use_running_statistics
 from coterie.models.dropout import FunctionCalls, StreamDropout
 from coterie.models.streams import FORMS
 
@@ -29,7 +30,8 @@ _DROPOUT = "use nn.Dropout, whose masks come from the experiment's own random nu
 def check(module: nn.Module, sample: Tensor | None = None) -> None:
     """Refuse a module that cannot be trained as rows.
 
-    Layers that are known to keep statistics or to draw random numbers of their own are found by type. What hides in a
+    BatchNorm layers are tried in evaluation: in training they are meant to look at the whole batch. Layers that are
+    known to keep statistics in another way, or to draw random numbers of their own are found by type. What hides in a
     ``forward`` of the user's is found by running it, if inputs are given: it may change neither its buffers, nor its
     parameters, nor its inputs; two passes over the same inputs may not differ (with dropout, which is ours to draw,
     switched off); and what it gives for a sample may not depend on the other samples of the batch.
@@ -57,9 +59,15 @@ def check(module: nn.Module, sample: Tensor | None = None) -> None:
 def _problems(layer: nn.Module) -> Iterator[str]:
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
         yield "has parameters without a shape yet; give its sizes, or run it once on a batch before handing it over"
-    if isinstance(layer, _BatchNorm):
-        yield f"keeps batch statistics, which are not trained and not one client's own; {_NORMALISERS}"
-    if getattr(layer, "track_running_stats", False):
+    taken = type(layer) in PLAIN or isinstance(layer, RowBatchNorm)
+    if isinstance(layer, _BatchNorm) and not taken:
+        yield "keeps batch statistics in a way of its own; use nn.BatchNorm1d, nn.BatchNorm2d or nn.BatchNorm3d"
+    if taken and not getattr(layer, "track_running_stats", False):
+        yield (
+            "keeps no running statistics, so that in evaluation what it gives for a sample depends on the other "
+            "samples of the batch; set track_running_stats=True"
+        )
+    if not isinstance(layer, _BatchNorm) and getattr(layer, "track_running_stats", False):
         yield "keeps running statistics; set track_running_stats=False"
     if isinstance(layer, _RANDOM_LAYERS):
         yield f"draws random numbers of its own; {_DROPOUT}"
@@ -85,6 +93,7 @@ def _run(module: nn.Module, sample: Tensor) -> None:
     frozen = {name: value for name, value in module.named_parameters() if not value.requires_grad}
     versions = {name: value._version for name, value in frozen.items()}
     trial = copy.deepcopy(module, {id(value): value for value in frozen.values()}).train()
+    use_running_statistics(trial)
     for layer in trial.modules():
         if isinstance(layer, nn.Dropout | StreamDropout):
             layer.p = 0.0
@@ -105,7 +114,7 @@ def _run(module: nn.Module, sample: Tensor) -> None:
             raise ModelError(
                 f"two passes over the same inputs differ, so forward draws random numbers of its own; {_DROPOUT}"
             )
-        if len(sample) > 1 and not any(isinstance(layer, _BatchNorm) for layer in trial.modules()):
+        if len(sample) > 1:
             half = len(sample) // 2
             if not _same(first[:half], trial(given[:half].clone())):
                 raise ModelError(

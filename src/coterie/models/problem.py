@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from coterie.errors import ConfigError, ModelError, UnknownName
+from coterie.models.batch_norm import layers_of, norms_of, statistics_layout, statistics_row, use_running_statistics
+from coterie.models.buffer_policy import policies
 from coterie.models.streams import use_streams
 from coterie.rows import Layout
 from coterie.tasks import TASKS
@@ -66,6 +68,12 @@ class Problem:
         Names of the metrics to record beside the loss, the primary one first.
     start
         The initial row.
+    statistics
+        Where running statistics, those of BatchNorm layers, lie in a row of their own; empty if there are none.
+    running
+        The initial row of running statistics.
+    policies
+        What becomes of them, by layer, where that was said.
     """
 
     module: nn.Module
@@ -73,6 +81,9 @@ class Problem:
     loss: PerSampleLoss
     metrics: tuple[str, ...]
     start: Tensor
+    statistics: Layout = field(default_factory=lambda: Layout((), (), (0,)))
+    running: Tensor = field(default_factory=lambda: torch.zeros(0))
+    policies: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -84,6 +95,7 @@ class Problem:
         metrics: tuple[str, ...] = (),
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        buffers: str = "",
     ) -> Problem:
         """Make a problem of a module.
 
@@ -92,7 +104,8 @@ class Problem:
         module
             The model. It is changed in place: moved to the device, cast, and where it draws random numbers (dropout,
             also inside of recurrent and attention layers) these come from the clients' streams
-            (:func:`coterie.models.streams.use_streams`). Of an output with ``logits`` it gives these alone.
+            (:func:`coterie.models.streams.use_streams`); BatchNorm layers take their statistics from rows. Of an output
+            with ``logits`` it gives these alone.
         task
             ``"multiclass"``, ``"binary"`` or ``"regression"``; decides the loss and metric where they are not given.
         loss
@@ -103,6 +116,10 @@ class Problem:
             Type of all floating-point numbers.
         device
             Where the model lives.
+        buffers
+            What becomes of running statistics between clients and server: ``"averaged"``, ``"local"`` or ``"frozen"``,
+            or ``"pattern=policy"`` for some layers, between commas. Averaged by default, and local in layers whose
+            parameters are.
 
         Returns
         -------
@@ -112,7 +129,7 @@ class Problem:
         Raises
         ------
         ConfigError
-            If the task is not one of the three.
+            If the task is not one of the three, or ``buffers`` names no such layer or policy.
         UnknownName
             If no loss has that name.
         ModelError
@@ -126,6 +143,10 @@ class Problem:
                 raise UnknownName("loss", loss, LOSSES)
             loss = LOSSES[loss]
         use_streams(module)
+        use_running_statistics(module)
+        given = policies(buffers, [name for name, _ in layers_of(module)])
+        for name, layer in layers_of(module):
+            layer.frozen = given.get(name) == "frozen"
         module.register_forward_hook(logits_alone)
         module.to(device=device, dtype=dtype)
         module.train()
@@ -133,7 +154,9 @@ class Problem:
             raise ModelError(f"{type(module).__name__} has parameters that are not floating-point numbers")
         layout = Layout.of(module, {name: (name,) for name, _ in module.named_children()})
         start = layout.row_of(dict(module.named_parameters()))
-        return cls(module, layout, loss, tuple(metrics) or (TASKS[task].metric,), start)
+        running = statistics_row(module, start)
+        names = tuple(metrics) or (TASKS[task].metric,)
+        return cls(module, layout, loss, names, start, statistics_layout(module), running, given)
 
     def matching(self, patterns: Iterable[str]) -> tuple[str, ...]:
         """Name the parameters that patterns choose.
@@ -165,6 +188,32 @@ class Problem:
                 raise ConfigError(f"local has {pattern!r}, which matches no parameter of the model: it has {known}")
             chosen |= found
         return tuple(name for name in self.layout.names if name in chosen)
+
+    def local_statistics(self, patterns: Iterable[str] = ()) -> tuple[str, ...]:
+        """Name the running statistics that stay with their client.
+
+        Parameters
+        ----------
+        patterns
+            Those of the parameters that stay, as :meth:`matching` takes them: a layer's running statistics stay with
+            its parameters, unless the problem's policy says otherwise.
+
+        Returns
+        -------
+        tuple of str
+            Their names, in row order.
+        """
+        patterns = tuple(patterns)
+        stays = set(self.matching(patterns))
+        found: set[str] = set()
+        for prefix, layer in norms_of(self.module):
+            name = prefix.removesuffix(".")
+            own = {prefix + each for each, _ in layer.named_parameters()} & set(self.layout.names)
+            named = any(each == NORM or fnmatchcase(name, each) or fnmatchcase(name, f"{each}.*") for each in patterns)
+            with_parameters = own <= stays if own else named
+            if self.policies.get(name, "local" if with_parameters else "averaged") == "local":
+                found |= {each for each in self.statistics.names if each.rpartition(".")[0] == name}
+        return tuple(each for each in self.statistics.names if each in found)
 
     def _normalisers(self) -> set[str]:
         layers = [(name, layer) for name, layer in self.module.named_modules() if isinstance(layer, _NORMALISERS)]

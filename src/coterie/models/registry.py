@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from coterie import user_code
 from coterie.errors import ConfigError, CoterieError, ModelError, UnknownName
+from coterie.memory import free_memory
 from coterie.models.hugging_face_spec import PREFIX, spec_of
 from coterie.user_code import IMPORT, OBJECT
 
@@ -250,7 +252,24 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: obje
 
         return build_hugging_face(spec, outputs)
     entry = _ENTRIES[kind]
-    return entry.builder(shape, outputs, **_validated(entry, {**_options(name, rest), **options}))
+    given = _validated(entry, {**_options(name, rest), **options})
+    _check_size(name, lambda: entry.builder(shape, outputs, **given))
+    return entry.builder(shape, outputs, **given)
+
+
+def _check_size(name: str, make: Callable[[], Network]) -> None:
+    """Refuse a model that the memory there is cannot hold, before any of it is taken: it would end the process."""
+    import torch
+
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            parameters: float = sum(each.numel() for each in make().parameters())
+    except (TypeError, RuntimeError, OverflowError):  # a width beyond what can be counted
+        parameters = math.inf
+    room = free_memory()
+    if 4 * parameters > room:
+        count = "more parameters than can be counted" if math.isinf(parameters) else f"{parameters} parameters"
+        raise ModelError(f"model {name!r} has {count}, but there are {room // 2**20} MB of memory: make it smaller")
 
 
 def import_call(name: str, input_shape: tuple[int, ...], outputs: int) -> tuple[str, str, dict[str, object]]:

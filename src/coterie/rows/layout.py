@@ -263,6 +263,29 @@ class Columns:
             at, used = end, used + end - begin
         return torch.cat([*pieces, rows[..., at:]], -1)
 
+    def within(self, outer: Columns) -> Columns:
+        """Give these columns of a row that is itself some columns of a longer one, as columns of the longer one.
+
+        Parameters
+        ----------
+        outer
+            Which columns of the longer row they are counted in.
+
+        Returns
+        -------
+        Columns
+            Columns of the longer row.
+        """
+        spans, before = [], 0
+        for begin, end in outer.spans:
+            length = end - begin
+            for first, last in self.spans:
+                low, high = max(first - before, 0), min(last - before, length)
+                if low < high:
+                    spans.append((begin + low, begin + high))
+            before += length
+        return Columns(tuple(spans))
+
     def mask(self, size: int, like: Tensor) -> Tensor:
         """Give 1 in these columns and 0 elsewhere.
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from coterie.algorithms import registry
 from coterie.compute.engine import Engine
 from coterie.compute.samples import Split
+from coterie.compute.single_values import refuse_single_values
 from coterie.config import ExperimentConfig
+from coterie.data.mapped import let_go
 from coterie.models.problem import Problem
 from coterie.rows.distributed import number_of
 from coterie.rows.placement import nearest_folder
@@ -88,7 +90,7 @@ def assemble(
     fingerprint = {
         "data": _digest(population.dataset.x, population.dataset.y),
         "partition": _digest(*(getattr(population.shares, part).flat for part in ("train", "validation", "test"))),
-        "model": _digest(engine.problem.start, *_frozen(engine.problem.module), text=str(engine.problem.module)),
+        "model": _digest(*_model(engine.problem), text=str(engine.problem.module)),
     }
     for what, digest in fingerprint.items():
         processes.agree(f"the {what} is not the same on all ranks of the sharded run", [number_of(digest)])
@@ -109,15 +111,12 @@ def assemble(
         local=config.local_patterns,
         alter=None if config.attack is None else alteration(attacks.parse(config.attack), attackers, config.seed),
     )
+    processes.together(lambda: refuse_single_values(engine, simulation.tasks.values()))
     splits: tuple[Split, ...] = ("train", "validation", "test") if config.eval_train else ("validation", "test")
     scorer = Scorer(simulation, trainers, population.roles.newcomers.to(device), splits, config.adapt_rounds)
     honest = torch.tensor(population.roles.honest, device=device)
     matrix_scorer = AccuracyMatrixScorer(simulation, trainers, honest) if config.matrix else None
     return Assembly(population, simulation, scorer, matrix_scorer, fingerprint)
-
-
-def _frozen(module: nn.Module) -> list[Tensor]:
-    return [value.detach() for value in module.parameters() if not value.requires_grad]
 
 
 def _protection(config: ExperimentConfig, population: Population) -> privacy.Protection | None:
@@ -128,9 +127,16 @@ def _protection(config: ExperimentConfig, population: Population) -> privacy.Pro
     return made
 
 
+def _model(problem: Problem) -> tuple[Tensor, ...]:
+    rows = (problem.start, problem.running) if problem.statistics.size else (problem.start,)
+    return (*rows, *(value for value in problem.module.parameters() if not value.requires_grad))
+
+
 def _digest(*tensors: Tensor, text: str = "") -> str:
     found = hashlib.blake2b(text.encode(), digest_size=16)
     for tensor in tensors:
         found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        for piece in tensor.detach().split(4096) if tensor.dim() else [tensor.detach()]:
+            found.update(piece.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            let_go(tensor)
     return found.hexdigest()

@@ -45,8 +45,18 @@ def make_engine(
     module = make_module(config, dataset)
     models.check(module)
     problem = Problem.of(
-        module, dataset.task, loss=_loss(config.loss), metrics=config.metrics, dtype=dtype, device=device
+        module,
+        dataset.task,
+        loss=_loss(config.loss),
+        metrics=config.metrics,
+        dtype=dtype,
+        device=device,
+        buffers=config.buffers,
     )
+    if config.compile and problem.statistics.size:
+        raise ConfigError(
+            "compile is true, but steps of a model with BatchNorm layers cannot be compiled: leave it out"
+        )
     labels = _poisoned(config, population) if len(population.roles.attackers) else None
     where = {"device": device, "dtype": dtype}
     samples = Samples.of(dataset, population.shares, seed=config.seed, **where, labels=labels, own=population.own)

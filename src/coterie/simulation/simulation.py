@@ -20,6 +20,7 @@ from torch import Tensor, ones_like
 from coterie.algorithms.base import Algorithm, Ask, Cohort, Info, Message, Replies, Start, State, Weights
 from coterie.algorithms.contract import calling, check_pair, check_rows, check_same, check_tensors
 from coterie.algorithms.local_part import LOCAL_PART, LocalPart, partly_local
+from coterie.algorithms.running_statistics import STATISTICS, WithStatistics, with_statistics
 from coterie.compute.engine import Call, Engine
 from coterie.errors import AlgorithmError
 from coterie.rows import ClientMatrix, Rows, look_at_rows, nbytes
@@ -85,6 +86,8 @@ class Simulation:
         Bytes that crossed the wire so far.
     part
         What stays with the clients; ``None`` where everything is shared.
+    norms
+        The method with the running statistics of a model that has some, else ``None``.
     """
 
     def __init__(
@@ -106,6 +109,11 @@ class Simulation:
         if local:
             algorithm = partly_local(algorithm, engine.problem.layout, engine.problem.matching(local))
             self.part = algorithm.part
+        self.norms: WithStatistics | None = None
+        problem = engine.problem
+        if problem.statistics.size:
+            stays = problem.local_statistics(local)
+            algorithm = self.norms = with_statistics(algorithm, problem.statistics, problem.running, stays)
         self.algorithm, self.engine, self.processes = algorithm, engine, processes
         self.protection = protection
         with calling(f"{algorithm.title}, tasks"):
@@ -289,7 +297,7 @@ class Simulation:
         Where parameters stay with the clients, each has the global model with its own: a row for each client of this
         process.
         """
-        if self.part is None:
+        if self.part is None and (self.norms is None or self.norms.sends_all):
             return models, True
         mine = self.processes.mine(clients)
         rows = {name: value.expand(len(mine), *value.shape) for name, value in models.items()}
@@ -297,9 +305,17 @@ class Simulation:
 
     def with_local(self, models: Rows, mine: Tensor) -> Rows:
         """Put to a row for each client of this process what stays with it."""
-        if self.part is None:
+        return self.completed(models, lambda name: look_at_rows(self.clients.rows[name], mine))
+
+    def completed(self, models: Rows, state: Callable[[str], Tensor]) -> Rows:
+        """Put to models of the server's what lies with each client, whose state is given by name."""
+        sent = {name: value for name, value in models.items() if name == STATISTICS}
+        if self.part is not None:
+            models = {name: value for name, value in models.items() if name not in sent}
+            models = self.part.complete(models, state(LOCAL_PART)) | sent
+        if self.norms is None or self.norms.sends_all:
             return models
-        return self.part.complete(models, look_at_rows(self.clients.rows[LOCAL_PART], mine))
+        return self.norms.complete(models, state(STATISTICS))
 
     def blocks(self, clients: Tensor) -> tuple[Tensor, ...]:
         """Cut clients into blocks whose models fit on the device; one where the method needs all of them together."""

@@ -172,7 +172,7 @@ class _Patches(torch.autograd.Function):
         samples, channels, height, width = ctx.shape
         (up, left), (down, across) = ctx.padding, gradient.shape[1:3]
         whole = gradient.new_zeros(samples, height + 2 * up, width + 2 * left, channels)
-        windows = gradient.view(samples, down, across, *ctx.kernel, channels)
+        windows = gradient.reshape(samples, down, across, *ctx.kernel, channels)
         for i in range(ctx.kernel[0]):
             for j in range(ctx.kernel[1]):
                 top, side = i * ctx.dilation[0], j * ctx.dilation[1]
@@ -188,7 +188,7 @@ def _conv2d_unfold(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Ten
     patches: Tensor = unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
     samples, down, across, window = patches.shape
     filters = weight.permute(0, 3, 4, 2, 1).reshape(rows, window, -1)
-    flat = patches.view(rows, -1, window)
+    flat = patches.reshape(rows, -1, window)  # windows of one place are a view with strides of their own
     out = torch.bmm(flat, filters) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, filters)
     return out.view(samples, down, across, -1).permute(0, 3, 1, 2)
 

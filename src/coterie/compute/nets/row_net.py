@@ -1,17 +1,20 @@
 """Models applied to rows: one module for many parameter rows.
 
-There are three ways to compute the same outputs:
+There are several ways to compute the same outputs:
 
 - :class:`ModuleNet` calls the plain module for one row after another. It is the oracle of the tests and the net of the
   ``loop`` engine.
 - :class:`VmapNet` vectorises the module with ``torch.func.vmap``. It takes any module.
 - :class:`~coterie.compute.nets.stacked.StackedNet` walks the module's graph with the weights of every layer stacked
   over rows. It is the fastest.
+- :class:`~coterie.compute.nets.folded.FoldedNet` calls a module that has no graph once for all rows, with the layers
+  that are trained stacked over rows.
 """
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +23,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from coterie import kernels
 from coterie.errors import ModelError
+from coterie.models.batch_norm import (
+    COUNT,
+    MEAN,
+    VARIANCE,
+    NormPass,
+    RunningStatistics,
+    norms_of,
+    statistics_layout,
+    statistics_row,
+)
 from coterie.models.dropout import FunctionCalls, StreamDropout
 from coterie.models.recurrent import written_out
 from coterie.rows import Columns, Layout, Rows, matrix_units
@@ -47,6 +60,8 @@ class RowNet(abc.ABC):
     def __init__(self, module: nn.Module, layout: Layout | None = None) -> None:
         self.module = module
         self.layout = layout or layout_of(module)
+        self.statistics = statistics_layout(module)
+        self._norms = list(norms_of(module))
         self._dropouts = keyed(module)
         # Whether the model calls functions that we compute in our own way, and draws in them; known after a first pass.
         self._calls_functions: bool | None = None
@@ -55,8 +70,13 @@ class RowNet(abc.ABC):
         self._columns: dict[tuple[str, ...], Columns] = {}
 
     @abc.abstractmethod
-    def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """Apply the model to samples ``[rows, samples, ...]``."""
+    def outputs(
+        self, params: Tensor, x: Tensor, key: Tensor | None = None, statistics: RunningStatistics | None = None
+    ) -> Tensor:
+        """Apply the model to samples ``[rows, samples, ...]``.
+
+        Without running statistics, BatchNorm layers evaluate with those that the module was built with.
+        """
 
     def of_part(self, part: nn.Module) -> RowNet:
         """Make a net of the same kind for a part of the model."""
@@ -95,6 +115,14 @@ class RowNet(abc.ABC):
             self._columns[place] = self.layout.columns_of(names)
         return self._columns[place]
 
+    def statistic_columns(self, *path: str | slice) -> Columns:
+        """Return the columns of rows of running statistics that hold a part's."""
+        of_part = {id(layer) for _, layer in norms_of(self.sub(*path).module)}
+        names = [
+            prefix + name for prefix, layer in self._norms if id(layer) in of_part for name in (MEAN, VARIANCE, COUNT)
+        ]
+        return self.statistics.columns_of(names)
+
     @property
     def split(self) -> int:
         """The number of layers of the body that a client holds in a split model."""
@@ -120,42 +148,88 @@ class RowNet(abc.ABC):
         self._calls_functions = bool(self._calls_functions) or calls.met
         self._draws_in_functions = self._draws_in_functions or calls.drew
 
-    def arguments(self, params: Tensor, key: Tensor | None) -> Rows:
-        """Return views of the rows under the names of the module's parameters, with the keys of its dropout layers."""
+    def arguments(self, params: Tensor, key: Tensor | None, statistics: RunningStatistics | None = None) -> Rows:
+        """Return views of the rows under the names of the module's parameters and buffers, with dropout's keys."""
         named = self.layout.views(params)
+        if statistics is not None:
+            named |= self.statistics.views(statistics.rows)
         if key is not None:
             named |= {f"{name}.key" if name else "key": key for name in self._dropouts}
         return named
 
+    def train(self, named: Rows, x: Tensor, key: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Call the module for one client in a pass that trains; gives its new running statistics too."""
+        with NormPass(weight) as now:
+            out = self.call(self.module, named, (x,), key)
+        return out, joined_statistics(self._norms, now, named)
+
+
+def joined_statistics(norms: Sequence[tuple[str, nn.Module]], now: NormPass, named: Rows) -> Tensor:
+    """Return one client's running statistics after a pass as a row; a layer that was not called keeps its own."""
+    each = [
+        now.noted.get(layer) or (named[prefix + MEAN], named[prefix + VARIANCE], named[prefix + COUNT])
+        for prefix, layer in norms
+    ]
+    return torch.cat([value.reshape(-1) for moments in each for value in moments])
+
 
 class ModuleNet(RowNet):
-    """Calls the plain module for one row after another."""
+    """Calls the plain module for one row after another.
 
-    def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+    Parameters
+    ----------
+    module
+        The model.
+    layout
+        Where its parameters lie in a row; taken from the module if not given.
+    padded
+        Whether batches may hold samples that do not count.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout | None = None, padded: bool = True) -> None:
+        super().__init__(module, layout)
+        self._padded = padded
+
+    def of_part(self, part: nn.Module) -> RowNet:
+        """Make a net of the same kind for a part of the model."""
+        return ModuleNet(part, padded=self._padded)
+
+    def outputs(
+        self, params: Tensor, x: Tensor, key: Tensor | None = None, statistics: RunningStatistics | None = None
+    ) -> Tensor:
         """Apply the model to samples ``[rows, samples, ...]``."""
-        named = self.arguments(params, key)
-        rows = [
-            self.call(
-                self.module,
-                {name: value[row] for name, value in named.items()},
-                (x[row],),
-                None if key is None else key[row],
-            )
-            for row in range(len(x))
-        ]
+        named = self.arguments(params, key, statistics)
+        rows, new = [], []
+        for row in range(len(x)):
+            own, drawn = {name: value[row] for name, value in named.items()}, None if key is None else key[row]
+            if statistics is None or statistics.weight is None:
+                rows.append(self.call(self.module, own, (x[row],), drawn))
+                continue
+            out, after = self.train(own, x[row], drawn, statistics.weight[row] if self._padded else None)
+            rows.append(out)
+            new.append(after)
+        if statistics is not None and new:
+            statistics.new = torch.stack(new)
         return torch.stack(rows)
 
 
 class VmapNet(RowNet):
     """Vectorises the module over rows with ``torch.func.vmap``."""
 
-    def outputs(self, params: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+    def outputs(
+        self, params: Tensor, x: Tensor, key: Tensor | None = None, statistics: RunningStatistics | None = None
+    ) -> Tensor:
         """Apply the model to samples ``[rows, samples, ...]``."""
-        named = self.arguments(params, key)
+        named, keyed = self.arguments(params, key, statistics), None if key is None else 0
+        out: Tensor
         with written_out():
-            out: Tensor = torch.func.vmap(
-                lambda p, s, k: self.call(self.module, p, (s,), k), in_dims=(0, 0, None if key is None else 0)
-            )(named, x, key)
+            if statistics is not None and statistics.weight is not None:
+                over = torch.func.vmap(self.train, in_dims=(0, 0, keyed, 0))
+                out, statistics.new = over(named, x, key, statistics.weight)
+                return out
+            out = torch.func.vmap(lambda p, s, k: self.call(self.module, p, (s,), k), in_dims=(0, 0, keyed))(
+                named, x, key
+            )
         return out
 
 
@@ -195,8 +269,23 @@ def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float, backward
             got, wanted = net.outputs(params.detach().requires_grad_(backward), x), reference.outputs(params, x)
             if backward:
                 got.sum().backward()
+            _train(net, params.detach().requires_grad_(backward), x)
         except (RuntimeError, ValueError, TypeError, IndexError):
             if backward:
                 raise
             return False
     return bool(got.shape == wanted.shape and (got - wanted).norm() <= tolerance * (1 + wanted.norm()))
+
+
+def _train(net: RowNet, params: Tensor, x: Tensor) -> None:
+    """Run a net with BatchNorm layers as in training, so that what it cannot do is raised.
+
+    The outputs are not compared: of the few values of a probe, in single precision, normalisation may make anything.
+    """
+    if not net.statistics.size:
+        return
+    weight = torch.full(x.shape[:2], 1 / x.shape[1], dtype=params.dtype, device=x.device)
+    known = RunningStatistics(statistics_row(net.module, params).expand(len(x), -1), weight)
+    out = net.outputs(params, x, None, known)
+    if params.requires_grad:
+        out.sum().backward()

@@ -26,6 +26,13 @@ class Shards(Scheme):
 
     def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
         """Deal shards."""
+        if clients * self.per_client > len(pool.labels):
+            raise PartitionError(
+                self.cannot(
+                    f"{len(pool.labels)} samples cannot be cut into {clients * self.per_client} shards",
+                    f"ask for at most {max(len(pool.labels) // clients, 1)} of each client",
+                )
+            )
         draw = stream(seed, "partition: shards")
         pieces = np.array_split(
             np.concatenate(shuffled_classes(pool.labels, pool.classes, draw)), clients * self.per_client
@@ -129,7 +136,13 @@ class QLabel(Scheme):
 
 def q_label(members: list[Indices], clients: int, q: int, draw: np.random.Generator) -> list[Indices]:
     """Deal ``q`` pieces of classes to every client."""
+    samples = sum(map(len, members))
+    if q * clients > samples:
+        raise PartitionError(
+            f"q is {q}, but {samples} samples cannot be cut into {q * clients} pieces: with {clients} clients, ask for "
+            f"at most {max(samples // clients, 1)}"
+        )
     count = -(-q * clients // len(members))
-    pieces = [piece for samples in members for piece in np.array_split(samples, count)]
+    pieces = [piece for each in members for piece in np.array_split(each, count)]
     order = draw.permutation(len(pieces))[: q * clients].reshape(clients, q)
     return [np.concatenate([pieces[piece] for piece in mine]) for mine in order]

@@ -15,7 +15,7 @@ from coterie.errors import ConfigError
 from coterie.federation.flower import processes
 from coterie.federation.flower._internals import SuperLinkControl, is_usable_key, stored_key
 from coterie.federation.flower.certificates import to_openssh
-from coterie.federation.status import Seen
+from coterie.federation.status import LastSeen
 
 _RUNS = 1000  # how many of the last runs to look at; those that a server left unfinished are among them
 
@@ -59,11 +59,11 @@ class Control:
         with self._connected() as superlink:
             return {to_openssh(node.public_key): node.status for node in superlink.nodes() if not node.is_unregistered}
 
-    def seen(self) -> dict[str, Seen]:
+    def seen(self) -> dict[str, LastSeen]:
         """Give the status of each node that is let in and when it was last heard of, by its key in OpenSSH's form."""
         with self._connected() as superlink:
             return {
-                to_openssh(node.public_key): Seen(node.status, node.last_seen)
+                to_openssh(node.public_key): LastSeen(node.status, node.last_seen)
                 for node in superlink.nodes()
                 if not node.is_unregistered
             }

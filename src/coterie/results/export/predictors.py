@@ -7,7 +7,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from coterie.algorithms.running_statistics import STATISTICS
 from coterie.compute.engine import Engine
+from coterie.models.batch_norm import statistics_state, use_plain_layers
 from coterie.results.export.network_code import Form
 from coterie.results.export.standalone.forms import TwoExits, TwoHeads
 from coterie.rows import Layout, Rows
@@ -39,6 +41,10 @@ def _made(engine: Engine, rows: Rows, threshold: float) -> tuple[Form, nn.Module
     # What is frozen is never loaded again, and may be large.
     frozen = {id(value): value for value in problem.module.parameters() if not value.requires_grad}
     network = copy.deepcopy(problem.module, frozen)
+    if STATISTICS in rows:
+        network.load_state_dict(statistics_state(problem.statistics, rows[STATISTICS]), strict=False)
+        rows = {name: value for name, value in rows.items() if name != STATISTICS}
+    use_plain_layers(network)
     if rows.keys() == {"w"} and rows["w"].shape == (problem.layout.size,):
         _load(network, rows["w"])
         return Form(), network
