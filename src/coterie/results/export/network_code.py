@@ -61,16 +61,24 @@ _MAKE = '''def make() -> nn.Module:
 _OWN = '''CODE = Path(__file__).resolve().with_name({code!r})
 
 
+def ours() -> list[str]:
+    """Name the loaded modules that are called like the copied ones."""
+    return [name for name in sys.modules if name.split(".")[0] in {names!r}]
+
+
 def own() -> Any:
-    """Import what makes the network from the copy of its source, also where modules of the same names are loaded."""
-    others = {{name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] in {names!r}}}
+    """Import what makes the network from the copy of its source, whatever else is loaded under these names."""
+    others = {{name: sys.modules.pop(name) for name in ours()}}
     sys.path.insert(0, str(CODE))
     try:
         return importlib.import_module({module!r}).{target}
     finally:
-        sys.modules.update(others)
-        sys.path.remove(str(CODE))
-        sys.path.append(str(CODE))  # for what the copy imports only when it is called
+        main = getattr(sys.modules["__main__"], "__file__", None)
+        if main is None or Path(main).resolve().parent != CODE.parent:  # else the copies are the only ones here
+            sys.path.remove(str(CODE))
+            for name in ours():
+                del sys.modules[name]
+            sys.modules.update(others)
 '''
 
 
