@@ -101,18 +101,18 @@ def test_an_exported_model_measures_what_was_recorded(name: str, more: dict[str,
     population = make_population(from_mapping(run.config))
     mine = population.shares.test[client]
     for kind in ("personal", "global"):
-        found = export(run.path, client, tmp_path / f"{kind}.safetensors", best=kind)
-        spec = importlib.util.spec_from_file_location("loader", found.loader)
+        found = export(run.path, tmp_path / kind, clients=client, best=kind)
+        spec = importlib.util.spec_from_file_location("exported", found.folder / "predict.py")
         assert spec is not None and spec.loader is not None
-        loader = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(loader)
-        module = loader.load_model()
-        assert type(module[1]) is nn.BatchNorm2d and not module.training
-        with torch.no_grad():
-            outputs = module(loader.prepare(population.dataset.x[mine]))
+        code = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(code)
+        model = code.load(client, found.folder)
+        assert type(model.network[1]) is nn.BatchNorm2d and not model.network.training
+        outputs = model.outputs(population.dataset.x[mine])
         loss = nn.functional.cross_entropy(outputs.double(), population.dataset.y[mine])
-        assert found.about["test"]["loss"] == pytest.approx(float(loss), rel=1e-5)
-        held = load_file(tmp_path / f"{kind}.safetensors")
+        told = run.metrics.query(f"client == {client} and model == '{kind}' and split == 'test' and metric == 'loss'")
+        assert float(told["value"].iloc[-1]) == pytest.approx(float(loss), rel=1e-5)
+        held = load_file(found.folder / found.about["clients"][0]["file"])
         assert held["1.num_batches_tracked"] > 0 and bool((held["5.running_var"] != 1).all())
 
 
