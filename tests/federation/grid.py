@@ -22,6 +22,7 @@ from coterie.data.partitions import share_out
 from coterie.federation.agreement import Agreement, Member, Schema
 from coterie.federation.node import Node
 from coterie.federation.node_state import NodeState
+from coterie.federation.resident import Means
 from coterie.federation.transport import Failure
 from coterie.rows import Rows
 from coterie.runs.builder import assemble
@@ -130,12 +131,13 @@ def make_agreement(clients: int = 3, **more: Any) -> Agreement:
     return Agreement(**(values | more))
 
 
-def make_federation(folder: Path, clients: int = 3, **more: Any) -> Local:
+def make_federation(folder: Path, clients: int = 3, means: Means | None = None, **more: Any) -> Local:
     agreement = make_agreement(clients, **more)
     datasets = parts(clients)
     # The transport's numbers are not the clients' numbers.
     nodes = {
-        100 - client: Node(agreement, client, datasets[client], folder / f"node-{client}") for client in range(clients)
+        100 - client: Node(agreement, client, datasets[client], folder / f"node-{client}", means=means)
+        for client in range(clients)
     }
     return Local(agreement, LocalGrid(nodes), folder, datasets)
 
@@ -155,6 +157,7 @@ def combined(local: Local, out: Path) -> dict[str, Any]:
         "engine": "loop",
         "model": agreement.model,
         "local": agreement.local,
+        "buffers": agreement.buffers,
         "seed": agreement.seed,
         "threads": 1,
         "test_fraction": agreement.test_fraction,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -16,13 +17,18 @@ import torch
 from coterie import api
 from coterie.algorithms.base import Minibatches, Task
 from coterie.algorithms.local_training import Optimiser, ProximalTraining
-from coterie.compute.joint import JointEngine, signature
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.joint import JointEngine, SampleStore, join_samples, signature
 from coterie.compute.joint.tasks import JointTask
+from coterie.compute.samples import Samples, Split
 from coterie.config import from_mapping
+from coterie.data.partitions import Ragged
+from coterie.data.shelf import DatasetShelf
 from coterie.errors import AlgorithmError, Interrupted
 from coterie.studies.comparison import compare, make_plan
 from coterie.studies.comparison.plan import PlannedRun
 from coterie.studies.comparison.together import joined, run_together
+from coterie.studies.joint import Meeting
 from tests.conformance_table import TABLE
 from tests.small_runs import SMALL, last_state, same
 
@@ -106,6 +112,29 @@ def test_every_method_is_what_it_is_alone(name: str, tmp_path: Path, calls: list
         assert max(calls) >= 3
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedrod", "splitgp", "local"])
+def test_models_that_are_applied_together_are_what_they_are_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bool, int]] = []
+    outputs = JointEngine.outputs
+
+    def counting(self: JointEngine, predict: Any, asks: Sequence[Any]) -> Any:
+        asked.append((asks[0].shared, len(asks)))
+        return outputs(self, predict, asks)
+
+    monkeypatch.setattr(JointEngine, "outputs", counting)
+    monkeypatch.setattr(Meeting, "joins_models", True)
+    # A client's samples are 6 numbers each: blocks of two runs, and of a global model of some places at a time.
+    monkeypatch.setattr("coterie.compute.joint.prediction._BLOCK_ELEMENTS", 2 * 5 * 7 * 6)
+    runs = [planned(name, SETTINGS, seed, f"seed{seed}", hold_out=0.2, eval_train=True) for seed in (1, 2, 3)]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+    assert {width for _, width in asked} == {3} and any(shared for shared, _ in asked) == (name != "local")
+
+
 def test_with_the_same_chunks_every_bit_is_what_it_is_alone(tmp_path: Path, calls: list[int]) -> None:
     same_chunks = {"dtype": "float32", "chunk": 1, "rounds": 3}
     settings = {"lr": 0.1, "local_epochs": 2, "batch_size": 4}
@@ -152,6 +181,23 @@ def test_whatever_stands_around_the_exchange_is_what_it_is_alone(more: dict[str,
     play_alone(runs, tmp_path / "alone")
     for run in runs:
         assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+
+
+def test_recorded_steps_are_taken_for_all_runs(
+    tmp_path: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchedEngine, "__init__", functools.partialmethod(BatchedEngine.__init__, record=True))
+    settings = SETTINGS | {"momentum": 0.5}
+    runs = [
+        planned("fedavg", settings, 1, "one"),
+        planned("fedavg", settings | {"momentum": 0.3}, 2, "two"),
+        planned("fedacs", settings, 3, "three"),
+    ]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+    assert calls == [3, 3]
 
 
 def test_runs_of_different_federations_play_together(tmp_path: Path, calls: list[int]) -> None:
@@ -339,3 +385,45 @@ def test_a_meeting_that_is_left_ends_its_runs(tmp_path: Path) -> None:
     assert {last_state(tmp_path / run.name).round for run in runs} <= {50, 3, 2}
     for run in runs:  # nobody holds its folder
         assert api.resume(tmp_path / run.name, progress=False).finished
+
+
+# ------------------------------------------------------------------------------------------------------------- the data
+
+
+def test_a_data_set_is_read_once_unless_it_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, int]] = []
+
+    def load(name: str, *, data_dir: Path | None = None, seed: int = 0) -> str:
+        read.append((name, seed))
+        return f"{name} {seed}"
+
+    monkeypatch.setattr("coterie.data.shelf.load", load)
+    shelf = DatasetShelf()
+    found = [shelf.load(name, seed=seed) for name in ("mnist", "synthetic") for seed in (1, 2, 1)]
+    assert read == [("mnist", 1), ("synthetic", 1), ("synthetic", 2)]
+    assert found == ["mnist 1", "mnist 1", "mnist 1", "synthetic 1", "synthetic 2", "synthetic 1"]
+
+
+def samples(x: list[float], y: list[int], split: list[list[int]]) -> Samples:
+    shares = Ragged.of([torch.tensor(each) for each in split])
+    nothing = Ragged.of([torch.tensor([], dtype=torch.int64)] * len(split))
+    splits: dict[Split, Ragged] = {"train": shares, "validation": nothing, "test": nothing}
+    counts = torch.zeros(len(split), 2)
+    one = torch.ones(1)
+    return Samples(torch.tensor(x), torch.tensor(y), one, one, splits, counts, None, torch.float32)
+
+
+def test_equal_samples_are_held_once_and_others_beside_them() -> None:
+    store = SampleStore()
+    runs = [
+        store.hold(samples([1.0, 2.0, 3.0], [0, 1, 0], [[0], [2, 1]])),
+        store.hold(samples([1.0, 2.0, 3.0], [0, 1, 0], [[1, 0], [2]])),
+        store.hold(samples([1.0, 2.0, 3.0], [1, 1, 1], [[0, 1, 2]])),
+    ]
+    assert runs[1].x is runs[0].x and runs[1].y is runs[0].y and runs[2].x is runs[0].x
+    joint = join_samples(runs)
+    assert joint.clients == 5 and len(joint.y) == 6
+    targets = [joint.y[joint.splits["train"][client]].tolist() for client in range(5)]
+    assert targets == [[0], [0, 1], [1, 0], [0], [1, 1, 1]]
+    inputs = [joint.x[joint.splits["train"][client]].tolist() for client in range(5)]
+    assert inputs == [[1.0], [3.0, 2.0], [2.0, 1.0], [3.0], [1.0, 2.0, 3.0]]

@@ -129,6 +129,9 @@ class Task(abc.ABC):
     outside_steps: ClassVar[tuple[str, ...]] = ()
     """Fields that no step looks at, only :meth:`start`, :attr:`Fold.then` and :meth:`finish`: runs that differ in them
     are computed together too. Not inherited either."""
+    moves_statistics: ClassVar[bool] = True
+    """Whether its passes over training samples may move the running statistics of BatchNorm layers; false for one that
+    takes losses and no gradient, whose message and reply then need not carry them."""
 
     @abc.abstractmethod
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:

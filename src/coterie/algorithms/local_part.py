@@ -208,6 +208,11 @@ class JoinedTask(Task):
         """Those of the method's task."""
         return self.task.references
 
+    @property
+    def moves_statistics(self) -> bool:  # type: ignore[override]
+        """As the method's task."""
+        return self.task.moves_statistics
+
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         local = state[LOCAL_PART]
         work = self.task.start(with_local(context, self.part, local), state, message)

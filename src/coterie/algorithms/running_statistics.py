@@ -176,8 +176,9 @@ class MeasuredTask(Task):
     def __init__(self, task: Task, names: Mapping[str, str], shared: Columns) -> None:
         self.task, self.names, self.shared = task, names, shared
         passes = [fold.over for fold in task.folds()]
-        self.looks = bool(passes)
-        self.trains = any(isinstance(over, Minibatches) or over.split == "train" for over in passes)
+        trains = any(isinstance(over, Minibatches) or over.split == "train" for over in passes)
+        self.trains = task.moves_statistics and trains
+        self.looks = self.trains or any(isinstance(over, FullPass) and over.split != "train" for over in passes)
 
     @property
     def references(self) -> Mapping[str, str | None]:  # type: ignore[override]

@@ -63,6 +63,7 @@ class Trial(Task):
     """
 
     references: ClassVar[Mapping[str, str | None]] = {"losses": None}
+    moves_statistics: ClassVar[bool] = False
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Start the losses at zero."""

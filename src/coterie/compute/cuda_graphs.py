@@ -232,7 +232,7 @@ class RecordedFold:
         at.add_(1)
 
     def _record(self, rows: int) -> Callable[[], None]:
-        if not self.samples.y.is_cuda:
+        if not self.samples.y.is_cuda or not self.samples.on_device:
             return lambda: self._one_step(rows)
         with kernels.rehearsal():
             self._one_step(rows, rewound=True)

@@ -11,6 +11,7 @@ so that a channel whose mean is large beside its deviation loses no digits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,7 +20,10 @@ import torch
 from torch import Tensor
 
 from coterie.data.dataset import Dataset, Preparation
+from coterie.data.mapped import let_go
 from coterie.errors import ConfigError
+
+_SMALL, _NUMBERS = 2**13, 2**21  # numbers of a sample; numbers at once where samples are larger
 
 Scope = Literal["local", "federated", "pooled"]
 
@@ -33,18 +37,41 @@ class Moments:
     squares: Tensor
 
     @classmethod
-    def of(cls, x: Tensor) -> Moments:
-        """Take them from samples ``[N, channels, ...]``; gaps (NaN) do not count, bytes count as 0 to 1."""
+    def of(cls, x: Tensor, index: Tensor) -> Moments:
+        """Take them from some of the samples ``[N, channels, ...]``; gaps (NaN) do not count, bytes count as 0 to 1."""
         rest = [axis for axis in range(x.dim()) if axis != 1]
         found = cls(*torch.zeros(3, x.shape[1], dtype=torch.float64).unbind())
-        for piece in x.split(4096):  # in float64, but never all at once: that would be eight times the images
+        # In float64, but never all at once: that would be eight times the images.
+        sample = max(1, math.prod(x.shape[1:]))
+        if sample > _SMALL and x.dtype == torch.uint8:
+            return cls._of_bytes(x, index, rest)
+        for some in index.split(4096 if sample <= _SMALL else max(1, _NUMBERS // sample)):
+            piece = x[some]
             values = piece.double() / 255.0 if x.dtype == torch.uint8 else piece.double()
             here = ~values.isnan()
             count = here.sum(rest).double()
             mean = values.nan_to_num(0.0).sum(rest) / count.clamp(min=1)
             away = (values - mean.view(1, -1, *(1,) * (x.dim() - 2))).nan_to_num(0.0)
             found = found + cls(count, mean, away.square().sum(rest))
+            let_go(x)
         return found
+
+    @classmethod
+    def _of_bytes(cls, x: Tensor, index: Tensor, rest: list[int]) -> Moments:
+        """Count large images in whole numbers, which is exact and takes a fraction of the time."""
+        sums = torch.zeros(2, x.shape[1], dtype=torch.int64)
+        for some in index.split(max(1, 4 * _NUMBERS // x[0].numel())):
+            piece = x[some]
+            sums[0] += piece.sum(rest, dtype=torch.int64)
+            sums[1] += piece.to(torch.int32).square_().sum(rest, dtype=torch.int64)
+            let_go(x)
+        count = len(index) * (x[0].numel() // x.shape[1])
+        squares = [
+            (count * two - one * one) / (count * 255**2) if count else 0.0
+            for one, two in zip(*sums.tolist(), strict=True)
+        ]
+        mean = sums[0].double() / (255 * max(1, count))
+        return cls(torch.full_like(mean, count), mean, torch.tensor(squares, dtype=torch.float64))
 
     def __add__(self, other: Moments) -> Moments:
         count = self.count + other.count
@@ -72,7 +99,7 @@ def prepared(dataset: Dataset, parts: Iterable[Tensor], scope: Scope) -> Dataset
         refuse_medians(preparation)
     parts = list(parts)
     zero = Moments(*torch.zeros(3, dataset.x.shape[1], dtype=torch.float64).unbind())
-    moments = sum((Moments.of(dataset.x[part]) for part in parts), zero)
+    moments = sum((Moments.of(dataset.x, part) for part in parts), zero)
 
     def median(place: int) -> float:
         values = torch.cat([dataset.x[part, place] for part in parts]).double()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.compute.joint.asks import PredictAsk, TaskAsk
+from coterie.compute.joint.asks import OutputsAsk, PredictAsk, TaskAsk
 from coterie.compute.joint.engine import JointEngine, fit, same_net
 from coterie.compute.joint.guest import GuestEngine
 from coterie.compute.joint.samples import SampleStore, join_samples
@@ -11,6 +11,7 @@ from coterie.compute.joint.tasks import signature
 __all__ = [
     "GuestEngine",
     "JointEngine",
+    "OutputsAsk",
     "PredictAsk",
     "SampleStore",
     "TaskAsk",

@@ -25,6 +25,17 @@ class TaskAsk:
 
 
 @dataclass(frozen=True)
+class OutputsAsk:
+    """Models of a run that are applied to all samples of its clients in some splits: one for each, or one for all."""
+
+    run: int
+    rows: Rows
+    clients: Tensor
+    splits: tuple[Split, ...]
+    shared: bool
+
+
+@dataclass(frozen=True)
 class PredictAsk:
     """A run's call of :meth:`~coterie.compute.engine.Engine.predict_all`."""
 

@@ -20,8 +20,9 @@ from coterie.algorithms.base import ClientContext, Task
 from coterie.algorithms.contract import check_rows
 from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute.batched import BatchedEngine
-from coterie.compute.engine import Call, finished
-from coterie.compute.joint.asks import TaskAsk
+from coterie.compute.engine import Call, Predict, finished
+from coterie.compute.joint.asks import OutputsAsk, TaskAsk
+from coterie.compute.joint.prediction import JointPrediction
 from coterie.compute.joint.samples import join_samples
 from coterie.compute.joint.tasks import JointContext, JointTask
 from coterie.compute.nets.row_net import agrees
@@ -147,6 +148,7 @@ class JointEngine:
         self._all = _FederatedRuns(engines, join_samples([engine.samples for engine in engines]))
         self._firsts = [int(first) for first in self._all.firsts[:-1]]
         self._tasks: BoundedCache[tuple[Identity, ...], JointTask] = BoundedCache(_TASKS)
+        self._prediction = JointPrediction(self._all, self._firsts)
 
     def run(self, asks: Sequence[TaskAsk]) -> list[tuple[Rows, Rows]]:
         """Run tasks of one :func:`~coterie.compute.joint.tasks.signature`, of different runs in increasing order.
@@ -177,6 +179,10 @@ class JointEngine:
                 answers[place] = finished(asks[place].task, contexts[place], rows)
         return [answers[place] for place in range(len(asks))]
 
+    def outputs(self, predict: Predict, asks: Sequence[OutputsAsk]) -> list[Tensor]:
+        """Apply models of different runs, with the same splits and rows of the same shapes."""
+        return self._prediction.outputs(predict, asks)
+
     def _joint_task(self, tasks: Sequence[Task]) -> JointTask:
         key = tuple(map(Identity, tasks))
         if key not in self._tasks:
@@ -201,6 +207,8 @@ def fit(engine: BatchedEngine) -> Hashable:
         (str(problem.module), problem.layout.names, problem.layout.shapes),
         (problem.loss, problem.start.dtype, str(engine.device)),
         (tuple(samples.x.shape[1:]), samples.x.dtype, samples.y.dtype, samples.class_counts.shape[1], samples.dtype),
+        # Clients that are scaled by statistics of their own are told apart by their samples, which no other run has.
+        id(samples) if samples.statistics_of is not None else None,
         (samples.noise is None, str([value.flatten().tolist() for value in scaling])),
         (engine.kernel, engine.convolution, engine.compile_steps, engine.record, engine.precision),
     )

@@ -8,153 +8,33 @@ and no two runs are ever at work at the same time.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import signal
-import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from coterie.compute.batched import BatchedEngine
-from coterie.compute.engine import Engine
-from coterie.compute.joint import GuestEngine, JointEngine, PredictAsk, SampleStore, TaskAsk, fit, same_net, signature
-from coterie.compute.samples import Samples
+from coterie.algorithms.contract import checked_predict
+from coterie.compute.joint import (
+    JointEngine,
+    OutputsAsk,
+    SampleStore,
+    TaskAsk,
+    fit,
+    same_net,
+    signature,
+)
+from coterie.data.shelf import DatasetShelf
 from coterie.errors import Interrupted
-from coterie.rows import matrix_units
-from coterie.simulation.exchange import Exchange, LocalExchange
+from coterie.simulation.measurement import Measured, Measurement, Targets, measured, targets_end_to_end
 from coterie.simulation.processes import OneProcess
+from coterie.studies.joint.seat import MeasureAsk, Seat
 
-AnyAsk = TaskAsk | PredictAsk
-
-
-class Seat:
-    """One run's place in a meeting.
-
-    Parameters
-    ----------
-    meeting
-        The meeting.
-    body
-        Plays the run to its end.
-
-    Attributes
-    ----------
-    ask
-        What the run waits for, ``None`` before it has begun and after its end.
-    ended
-        Whether it has.
-    error
-        What it ended with, ``None`` if all is well.
-    seconds
-        How long the run itself was at work, with its share of what was computed together.
-    engine
-        The engine that it would have alone.
-    state_bytes
-        Bytes of its clients' states.
-    """
-
-    def __init__(self, meeting: Meeting, body: Callable[[OneProcess], None]) -> None:
-        self.ask: AnyAsk | None = None
-        self.ended = False
-        self.error: BaseException | None = None
-        self.seconds = 0.0
-        self.engine: BatchedEngine | None = None
-        self.state_bytes = 0
-        self._meeting, self._body = meeting, body
-        self._answer: Any = None
-        self._refusal: BaseException | None = None
-        self._go, self._back = threading.Lock(), threading.Lock()
-        self._go.acquire()
-        self._back.acquire()
-        self._since: float | None = None
-        self._thread = threading.Thread(target=self._play, daemon=True)
-
-    # ----------------------------------------------------------------------------------------- called by the meeting
-
-    def go_on(self) -> None:
-        """Let the run go on until it asks for something or ends."""
-        switches = matrix_units.switches()
-        self._since = time.perf_counter()
-        if not self._thread.ident:
-            self._thread.start()
-        self._go.release()
-        self._back.acquire()
-        self.seconds += time.perf_counter() - self._since
-        self._since = None
-        matrix_units.switch_to(switches)
-
-    def answer(self, found: Any) -> None:
-        """Answer what was asked; the run reads it when it goes on."""
-        self.ask, self._answer = None, found
-
-    def refuse(self, error: BaseException) -> None:
-        """Have the ask raise an error."""
-        self.ask, self._refusal = None, error
-
-    # --------------------------------------------------------------------------------------------- called by the run
-
-    def wait_for(self, ask: AnyAsk) -> Any:
-        """Ask for something, and give what it is answered with."""
-        switches = matrix_units.switches()
-        self.ask = ask
-        self._back.release()
-        self._go.acquire()
-        matrix_units.switch_to(switches)
-        answer, refusal, self._answer, self._refusal = self._answer, self._refusal, None, None
-        if refusal is not None:
-            raise refusal
-        return answer
-
-    def clock(self) -> float:
-        """Give the seconds that this run has been at work."""
-        return self.seconds + (0.0 if self._since is None else time.perf_counter() - self._since)
-
-    def _play(self) -> None:
-        self._go.acquire()
-        try:
-            self._body(SeatedProcess(self._meeting, self))
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.ended = True
-            self.engine = None
-            self._back.release()
-
-
-class SeatedProcess(OneProcess):
-    """The process, as a run sees it that plays together with others."""
-
-    def __init__(self, meeting: Meeting, seat: Seat) -> None:
-        self._meeting, self._seat = meeting, seat
-
-    def hold(self, samples: Samples) -> Samples:
-        """Hold samples once that several runs have."""
-        return self._meeting.store.hold(samples)
-
-    def share(self, engine: Engine) -> Engine:
-        """Let the run ask the meeting instead of its own engine."""
-        if not isinstance(engine, BatchedEngine):
-            return engine
-        self._seat.engine = engine
-        return GuestEngine(engine, self._seat.wait_for)
-
-    def connect(self, local: Exchange) -> Exchange:
-        """Look how large the clients' states are."""
-        if isinstance(local, LocalExchange):
-            rows = local.clients.rows.values()
-            self._seat.state_bytes = sum(value.numel() * value.element_size() for value in rows)
-        return local
-
-    def any(self, flag: bool) -> bool:
-        """Say whether the user has asked for a stop."""
-        return flag or self._meeting.stopped_by is not None
-
-    def clock(self) -> float:
-        """Give the seconds that the run has been at work."""
-        return self._seat.clock()
+_TARGETS = 16  # sets of runs whose targets are kept end to end
 
 
 class Meeting:
@@ -164,16 +44,22 @@ class Meeting:
     ----------
     stopped_by
         The signal by which the user asked for a stop, ``None`` if there was none.
-    store
-        The samples of all runs.
+    store, datasets, made
+        The samples of all runs, the data sets that they come from, and what was made of objects that they share.
     """
+
+    joins_models: bool = False
+    """Whether models are applied together on a CPU too, for their evaluation."""
 
     def __init__(self) -> None:
         self.stopped_by: int | None = None
-        self.store = SampleStore()
+        self.store, self.datasets = SampleStore(), DatasetShelf()
+        self.made: dict[int, tuple[object, Any]] = {}  # by the address of the object, which is held
         self._seats: list[Seat] = []
         self._engines: dict[Seat, tuple[JointEngine, int]] = {}
         self._at_once = self._undoable = False
+        # By the targets themselves, which are held so that another object cannot have the same address.
+        self._targets: dict[tuple[int, ...], tuple[list[Targets], tuple[Tensor, Tensor]]] = {}
         self._widest: int | None = None  # rows that were computed together before memory ran out
 
     def seat(self, body: Callable[[OneProcess], None]) -> Seat:
@@ -276,12 +162,35 @@ class Meeting:
 
     def _together(self, seats: Sequence[Seat]) -> list[Any]:
         engine, _ = self._engines[seats[0]]
-        asks = []
-        for seat in seats:
-            assert isinstance(seat.ask, TaskAsk)
-            asks.append(dataclasses.replace(seat.ask, run=self._engines[seat][1]))
+        asks = [seat.ask for seat in seats]
+        wanted = [ask.wanted for ask in asks if isinstance(ask, MeasureAsk)]
+        if wanted:
+            return list(self._measured(seats, wanted))
+        places = [self._engines[seat][1] for seat in seats]
+        tasks = [replace(ask, run=at) for ask, at in zip(asks, places, strict=True) if isinstance(ask, TaskAsk)]
         with torch.no_grad():
-            return list(engine.run(asks))
+            return list(engine.run(tasks))
+
+    def _measured(self, seats: Sequence[Seat], wanted: Sequence[Measurement]) -> list[Measured]:
+        own = [seat.engine for seat in seats if seat.engine is not None]
+        if own[0].device.type == "cpu" and not self.joins_models:
+            # Applied together they would take as long, for a CPU takes one row after another, and would be padded to
+            # other widths, which can decide a last bit.
+            outputs = [one.outputs(engine) for one, engine in zip(wanted, own, strict=True)]
+        else:
+            engine = self._engines[seats[0]][0]
+            asks = [
+                OutputsAsk(self._engines[seat][1], one.rows, one.targets.clients, one.targets.here, one.shared)
+                for seat, one in zip(seats, wanted, strict=True)
+            ]
+            outputs = engine.outputs(checked_predict(wanted[0].algorithm.predict), asks)
+        key = tuple(id(one.targets) for one in wanted)
+        if key not in self._targets:
+            targets = [one.targets for one in wanted]
+            self._targets[key] = targets, targets_end_to_end(targets)
+            while len(self._targets) > _TARGETS:
+                del self._targets[next(iter(self._targets))]
+        return measured(own[0], wanted, outputs, self._targets[key][1])
 
     # ------------------------------------------------------------------------------------------------------- stopping
 
@@ -323,8 +232,10 @@ def _grouped(seats: Sequence[Seat], engines: dict[Seat, tuple[JointEngine, int]]
     found: dict[Hashable, list[Seat]] = {}
     for seat in seats:
         key: Hashable = id(seat)
-        if isinstance(seat.ask, TaskAsk) and seat in engines:
+        if seat in engines and isinstance(seat.ask, TaskAsk):
             key = id(engines[seat][0]), signature(seat.ask.task)
+        elif seat in engines and isinstance(seat.ask, MeasureAsk):
+            key = id(engines[seat][0]), seat.ask.wanted.alike
         found.setdefault(key, []).append(seat)
     return list(found.values())
 
@@ -335,6 +246,8 @@ def _alone(seat: Seat) -> Any:
     if isinstance(ask, TaskAsk):
         with torch.no_grad():
             return engine.run(ask.task, ask.clients, ask.state, ask.message, ask.call)
+    if isinstance(ask, MeasureAsk):
+        return measured(engine, [ask.wanted], [ask.wanted.outputs(engine)])[0]
     assert ask is not None
     return engine.predict_all(ask.predict, ask.rows, ask.clients, ask.splits, ask.shared)
 
