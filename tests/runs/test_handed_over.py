@@ -24,6 +24,7 @@ from coterie.algorithms.fedprox import FedProx
 from coterie.data.objects import hand_over
 from coterie.errors import ConfigError, CoterieError, DataError, Interrupted, ModelError, PartitionError
 from coterie.results import Result
+from coterie.results.export import export
 from coterie.results.report.writer import write as write_report
 from coterie.studies.comparison import compare, make_plan
 from coterie.user_code import objects
@@ -320,6 +321,8 @@ def test_the_run_is_looked_at_without_its_objects(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(objects, "_kept", {})
     result = coterie.load(tmp_path / "a")
     assert "Halved" in str(result.table()) and result.shares["name"].tolist() == ["north", "east", "south"]
+    with pytest.raises(ConfigError, match="of which the run's folder has no code that could be taken home"):
+        export(tmp_path / "a", tmp_path / "model")
     write_report([tmp_path / "a"], tmp_path / "report.html", progress=False)
     assert "Halved" in (tmp_path / "report.html").read_text(encoding="utf-8")
 

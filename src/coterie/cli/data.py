@@ -1,4 +1,4 @@
-"""Commands about data sets: list them, check which are on the disk, download one, describe one of your own."""
+"""Commands about data sets: list them, check which are on the disk, download one, describe your own, draw a sample."""
 
 from __future__ import annotations
 
@@ -49,6 +49,28 @@ def fetch(
     where.
     """
     err.print(f"data: {data.fetch(name, data_dir, progress=not quiet)}", markup=False, highlight=False)
+
+
+@app.command()
+def sample(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The CSV file to write.")],
+    rows: Annotated[int, typer.Option(min=1, help="About how many rows.")] = 12000,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of everything that is drawn.")] = 1,
+) -> None:
+    """Draw a table to try things with: stays in twelve hospitals of unequal sizes, with gaps, some hospitals alike.
+
+    Example: coterie data sample hospitals.csv
+    """
+    if out.exists():
+        raise ConfigError(f"{out} is there already: choose another file")
+    from coterie.data.hospitals import HOSPITALS, draw_hospitals
+
+    table = draw_hospitals(rows, seed)
+    try:
+        table.to_csv(out, index=False)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written ({error.strerror or error})") from error
+    err.print(f"table: {out} ({len(table):,} rows, {len(HOSPITALS)} hospitals)", markup=False, highlight=False)
 
 
 @app.command()
