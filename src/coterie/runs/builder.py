@@ -130,7 +130,8 @@ def _protection(config: ExperimentConfig, population: Population) -> privacy.Pro
 
 
 def _model(problem: Problem) -> tuple[Tensor, ...]:
-    return (problem.start, problem.running) if problem.statistics.size else (problem.start,)
+    rows = (problem.start, problem.running) if problem.statistics.size else (problem.start,)
+    return (*rows, *(value for value in problem.module.parameters() if not value.requires_grad))
 
 
 def _digest(*tensors: Tensor, text: str = "") -> str:

@@ -8,6 +8,7 @@
       network.py          the layers, as PyTorch code
       NAME.safetensors    the parameters of each client's model
       NAME.onnx           the same with what is done to raw rows, for other programs, where it was asked for
+      NAME.peft/          adapters and head as PEFT reads them, where the model has adapters
       code/               the source of the module, where it is the user's own
 """
 
@@ -29,6 +30,7 @@ from torch import nn
 from coterie.errors import ConfigError, RunFolderError
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_validation
+from coterie.models.hugging_face_network import HuggingFaceModel
 from coterie.results import Result
 from coterie.results.export import onnx_graph
 from coterie.results.export.network_code import CODE, Form, network_source
@@ -280,8 +282,11 @@ def _about(restored: RestoredRun, wanted: str, entries: list[dict[str, Any]]) ->
 
 
 def _save(module: nn.Module, path: Path) -> None:
-    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
-    save_named(path, tensors)
+    # What is frozen of a model of Hugging Face's is in a folder of its own, and may be large.
+    state = module.trained() if isinstance(module, HuggingFaceModel) else module.state_dict()
+    save_named(path, {name: value.detach().cpu().clone().contiguous() for name, value in state.items()})
+    if isinstance(module, HuggingFaceModel):
+        module.save_adapters(path.with_suffix(".peft"))
 
 
 def _write_code(draft: Path, restored: RestoredRun, module: nn.Module, form: Form) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import nn
 
-from coterie.models import residual
+from coterie.models import hugging_face_network, residual
 from coterie.models.dropout import StreamDropout
+from coterie.models.hugging_face_network import HuggingFaceModel
 from coterie.models.network import Network
 from coterie.models.registry import import_call
 from coterie.results.export.standalone.forms import TwoHeads
@@ -87,6 +88,9 @@ def network_source(
 
     ``copies`` are the user's own source as it lies in the folder ``code``, nothing if there is none.
     """
+    if isinstance(module, HuggingFaceModel) and form.maker is None:
+        loading = inspect.getsource(hugging_face_network)
+        return loading + "\n\n" + _MAKE.format(call=f"load_network({', '.join(_written(module.made_with))})")
     imports = {"from torch import Tensor, nn"}
     if form.maker is not None:
         imports |= {"from typing import Any", "import copy" if form.maker is TwoHeads else "import torch"}
