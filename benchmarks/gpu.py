@@ -5,11 +5,11 @@
 Shapes: ``pfl`` is the benchmark of pfl-research (1,000 users of 50 images of 3x32x32, cohort 50, batch 10, one epoch, a
 CNN of 1,626,442 parameters); ``pfllib`` is 20 clients of 52,000 images of 1x28x28 with very unequal shares, a CNN of
 582,026 parameters, batch 10, one epoch; ``cnn`` is 100 clients with that model, batch 50, 5 steps; ``fedpg`` is 10 of
-100 clients, an MLP, the full gradient of 600 samples; ``mlp`` is 100 clients, 784-200-10, batch 50, 10 steps; ``server`` is the
-attention of 1,000 clients with 1.6 million parameters. A round is the whole of ``Simulation.play_round``: messages,
-training, replies, aggregation, the clients' state. Figures are medians over rounds after warm-up rounds, the device
-synchronised. The ceilings (a copy, a matrix product) are timed in the same run. Beside others: side_by_side.py. With
-many clients of which few take part: many_clients.py.
+100 clients, an MLP, the full gradient of 600 samples; ``mlp`` is 100 clients, 784-200-10, batch 50, 10 steps;
+``server`` is the attention of 1,000 clients with 1.6 million parameters. A round is the whole of
+``Simulation.play_round``: messages, training, replies, aggregation, the clients' state. Figures are medians over
+rounds after warm-up rounds, the device synchronised. The ceilings (a copy, a matrix product) are timed in the same
+run. Beside others: side_by_side.py. With many clients of which few take part: many_clients.py.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README, PRINCIPLES, GUIDE = "README.md", "docs/principles.md", "docs/add_an_algorithm.md"
 REPRODUCTION, FEDERATION = "docs/reproduction.md", "docs/federation.md"
 CHOICE, EXPERIMENT = "docs/choose_a_method.md", "docs/run_an_experiment.md"
+HOSPITALS = "docs/hospitals.md"
 PAGES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
 GUIDES = (README, "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", *PAGES)  # what says how things are now
 DOCUMENTS = (*GUIDES, "CHANGELOG.md")

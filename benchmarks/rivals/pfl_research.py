@@ -7,7 +7,6 @@ does not shuffle. The package comes from a folder that is given, with the packag
 from __future__ import annotations
 
 import importlib
-import itertools
 import logging
 import os
 import sys
@@ -53,7 +52,7 @@ class _Learner(nn.Module):
 class PflResearch(InProcess):
     """Federated averaging by pfl."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: Federation, processes: int = 1) -> None:
         os.environ["PFL_PYTORCH_DEVICE"] = str(federation.device)
         logging.getLogger("pfl").setLevel(logging.ERROR)
         from pfl.aggregate.simulate import SimulatedBackend
@@ -65,7 +64,8 @@ class PflResearch(InProcess):
         from pfl.model.pytorch import PyTorchModel
 
         work = federation.work
-        self.federation, self.number = federation, 0
+        self.federation, self.number, self.processes = federation, 0, processes
+        self.cohort: Iterator[int] = iter(())
         self.learner = _Learner(federation.module().train())
         self.model = PyTorchModel(
             self.learner,
@@ -73,22 +73,20 @@ class PflResearch(InProcess):
             central_optimizer=torch.optim.SGD(self.learner.parameters(), lr=1.0),
         )
         users = [PyTorchTensorDataset(federation.samples(client)) for client in range(len(work.sizes))]
-        order = self._order()
-        training = FederatedDataset(users.__getitem__, lambda: next(order))
+        training = FederatedDataset(users.__getitem__, lambda: next(self.cohort))
         weighting = [WeightByDatapoints()] if len(set(work.sizes)) > 1 else []
         self.backend = SimulatedBackend(training_data=training, val_data=training, postprocessors=weighting)
         self.training = NNTrainHyperParams(local_learning_rate=work.lr, local_num_epochs=1, local_batch_size=work.batch)
         self.algorithm = FederatedAveraging()
-
-    def _order(self) -> Iterator[int]:
-        for number in itertools.count(1):
-            yield from self.federation.cohort(number)
 
     def play(self) -> None:
         """Play one round: the algorithm goes on where it stopped, up to one more iteration."""
         from pfl.algorithm.base import NNAlgorithmParams
 
         self.number += 1
+        cohort = self.federation.cohort(self.number)
+        # pfl draws a client for every process, of which each keeps its own, also where some get fewer.
+        self.cohort = iter(cohort + cohort[: -len(cohort) % self.processes])
         params = NNAlgorithmParams(
             central_num_iterations=self.number,
             evaluation_frequency=2**62,  # never again after the first, which is for warming up

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
+import sample
 import typer
 
 from coterie import data, models
@@ -249,4 +250,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "command_line": command_line,
     "wire": wire,
     "verdicts": verdicts,
+    "who_gains": sample.who_gains,
+    "gallery": sample.gallery,
 }

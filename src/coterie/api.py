@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coterie.algorithms.base import Algorithm
 from coterie.config import ExperimentConfig, from_mapping
-from coterie.errors import ConfigError, CoterieError, Interrupted
+from coterie.errors import ConfigError, CoterieError, Interrupted, UnknownName
 from coterie.results import Result
 from coterie.rows.distributed import first
 from coterie.runs import launch
 from coterie.runs.experiment import Experiment, Watcher
+from coterie.runs.handed_over import BESIDE_DATA, as_text, hand_over_again
 from coterie.runs.progress import progress_bar
+from coterie.simulation.processes import OneProcess
 from coterie.tracking import Track, Tracker, TrackerObserver, make_all
+
+_OBJECTS = ("algorithm", "data", "loss", "model", *BESIDE_DATA)
 
 
 def run(
-    algorithm: str,
+    algorithm: str | type[Algorithm] | Algorithm,
     *,
     out: str | os.PathLike[str] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
@@ -33,7 +38,8 @@ def run(
     Parameters
     ----------
     algorithm
-        The method's name, or the path of a Python file that defines one.
+        The method's name, the path of a Python file that defines one, a class that is one, or an object of such a
+        class with settings of its own.
     out
         Folder for the run; by default a new one under ``runs/``.
     data_dir
@@ -47,6 +53,13 @@ def run(
         Fields of :class:`coterie.config.ExperimentConfig`, and ``lr``, ``local_epochs`` and ``batch_size``; the
         method's other parameters as a dictionary named ``settings``.
 
+        ``data`` may be an object: a DataFrame (with ``label=``, and ``client=`` where a column says whose a row is), a
+        map-style Dataset of PyTorch, one of Hugging Face's, a pair ``(x, y)``, or one of these for each client in a
+        dictionary. ``owners=`` says whose each sample is, ``test=`` are samples to test on, and what else may be said
+        are the options of ``object`` in the catalogue (``task=``, ``norm=``, ``drop=``, …). ``model`` may be a module,
+        whose weights are the start, or a function of nothing or of the shape of a sample and the number of outputs
+        that makes one. ``loss`` may be a function of outputs and targets that gives a loss for each sample.
+
     Returns
     -------
     Result
@@ -58,8 +71,10 @@ def run(
     >>> result = coterie.run("fedacs", clients=10, rounds=5, settings={"p": 0.5})  # doctest: +SKIP
     >>> result.summary["personal"]["final"]["mean"]  # doctest: +SKIP
     """
-    config = from_mapping({"algorithm": algorithm, **settings})
-    return run_config(config, out=out, data_dir=data_dir, progress=progress, track=track)
+    values, held = as_text({"algorithm": algorithm, **settings})
+    result = run_config(from_mapping(values), out=out, data_dir=data_dir, progress=progress, track=track)
+    del held  # which were found by their digests for as long
+    return result
 
 
 def run_config(
@@ -90,9 +105,22 @@ def run_config(
     Result
         The run.
     """
+    return play_config(config, None, out=out, data_dir=data_dir, progress=progress, track=track)
+
+
+def play_config(
+    config: ExperimentConfig,
+    processes: OneProcess | None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    progress: bool | Watcher = True,
+    track: Track | Sequence[Track] = (),
+) -> Result:
+    """Do what :func:`run_config` does, in given processes."""
     _check_paths(out=out, data_dir=data_dir)
     launch.refuse_shards_of_one(config.engine)
-    processes = launch.processes_for(config.engine)
+    processes = processes or launch.processes_for(config.engine)
     with contextlib.ExitStack() as on_failure:
         path = processes.told(lambda: Path(out) if out is not None else _new_folder(config))
         if out is None and processes.leads:
@@ -109,6 +137,7 @@ def resume(
     data_dir: str | os.PathLike[str] | None = None,
     progress: bool | Watcher = True,
     track: Track | Sequence[Track] = (),
+    **objects: Any,
 ) -> Result:
     """Go on with a run that was stopped; it ends as if it had never been.
 
@@ -122,17 +151,40 @@ def resume(
         Show a progress bar; or a function of the caller's, told after each round instead.
     track
         Trackers that are told how it goes; see :func:`run`.
+    **objects
+        What was handed over to :func:`run` as an object, and has to be again: ``data``, ``test``, ``owners``,
+        ``model``, ``loss`` and ``algorithm``. Each must be what it was; what was said of the data is known.
 
     Returns
     -------
     Result
         The run; one that is finished is given back as it is.
     """
+    for name in objects:
+        if name not in _OBJECTS:
+            raise UnknownName("object of a run called", name, _OBJECTS)
+    return play_on(path, None, data_dir=data_dir, progress=progress, track=track, objects=objects)
+
+
+def play_on(
+    path: str | os.PathLike[str],
+    processes: OneProcess | None,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    progress: bool | Watcher = True,
+    track: Track | Sequence[Track] = (),
+    objects: Mapping[str, Any] | None = None,
+) -> Result:
+    """Do what :func:`resume` does, in given processes."""
+    objects = objects or {}
     _check_paths(path=path, data_dir=data_dir)
     if Result(path).finished:
         return Result(path)
+    held = hand_over_again(Result(path).config, objects, os.fspath(path)) if objects else []
     trackers = make_all(track) if first() else []
-    return _finish(launch.resume(Path(path), _folder(data_dir)), progress, trackers)
+    result = _finish(launch.resume(Path(path), _folder(data_dir), processes), progress, trackers)
+    del held
+    return result
 
 
 def load(path: str | os.PathLike[str]) -> Result:

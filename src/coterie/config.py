@@ -21,9 +21,11 @@ from coterie.data.partitions.registry import SCHEMES
 from coterie.data.registry import SOURCES
 from coterie.errors import ConfigError, UnknownName
 from coterie.models import buffer_policy
+from coterie.models.hugging_face_spec import spec_of
 from coterie.models.registry import check_name as check_model
 from coterie.simulation.attack_registry import ATTACKS
-from coterie.user_code import IMPORT
+from coterie.tasks import BALANCED, read_weights, written_weights
+from coterie.user_code import IMPORT, OBJECT
 from coterie.yaml_file import read_yaml
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def _split(value: Any) -> Any:
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Fractions = Annotated[tuple[Fraction, ...], BeforeValidator(_split)]
+WeightsText = Annotated[str | None, BeforeValidator(written_weights)]
 
 
 class ExperimentConfig(BaseModel):
@@ -67,7 +70,9 @@ class ExperimentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
     algorithm: What[str] = Field(description="the method's name, or the path of a Python file that defines one")
-    algorithm_sha256: What[str | None] = Field(None, description="checksum of the Python file that defines the method")
+    algorithm_sha256: What[str | None] = Field(
+        None, description="checksum of the file or class that defines the method"
+    )
     settings: What[dict[str, Any]] = Field(default_factory=dict, description="the method's own parameters")
     data: What[str] = Field("digits", description="the data set, with options after a colon")
     partition: What[str] = Field(
@@ -91,6 +96,9 @@ class ExperimentConfig(BaseModel):
     )
     loss: What[str | None] = Field(
         None, description="the loss by name, or import:module:function; the task's own by default"
+    )
+    class_weights: What[WeightsText] = Field(
+        None, description="how samples count in training by class: balanced (rare classes more), or as no=1,yes=3"
     )
     metrics: What[Names] = Field((), description="metrics to record, the primary one first; the task's own if none")
     seed: What[int] = Field(1, ge=0, description="the seed of everything that is drawn")
@@ -146,7 +154,7 @@ class ExperimentConfig(BaseModel):
     precision: What[Literal["float32", "tf32", "bf16"]] = Field(
         "float32", description="how a GPU rounds what it multiplies (tf32 and bf16 are faster and less exact)"
     )
-    threads: How[int | None] = Field(None, ge=1, description="CPU threads; PyTorch's own choice if not given")
+    threads: How[int | None] = Field(None, ge=1, le=1024, description="CPU threads; PyTorch's own choice if not given")
 
     @model_validator(mode="after")
     def _consistent(self) -> ExperimentConfig:
@@ -157,6 +165,8 @@ class ExperimentConfig(BaseModel):
             raise ValueError(f"engine=loop contradicts {names}, which only engine=batched and engine=sharded have")
         if not re.fullmatch(r"cpu|auto|cuda(:\d+)?", self.device):
             raise ValueError(f"device is {self.device!r}, but must be cpu, cuda, cuda:N or auto")
+        if self.class_weights not in (None, BALANCED):
+            read_weights(self.class_weights)
         buffer_policy.parse(self.buffers)
         if len(set(self.metrics)) != len(self.metrics):
             raise ValueError(f"metrics are {'+'.join(self.metrics)}, but each must be named once")
@@ -234,6 +244,7 @@ def from_mapping(values: Mapping[str, Any]) -> ExperimentConfig:
     values = _gathered(values, "settings")
     if values.get("algorithm") is None:
         raise ConfigError("algorithm is missing: name the method to run")
+    registry.refuse_missing(str(values["algorithm"]), values.get("algorithm_sha256"))
     check_names(values)
     for name in values:
         if name not in ExperimentConfig.model_fields:
@@ -249,6 +260,7 @@ def from_mapping(values: Mapping[str, Any]) -> ExperimentConfig:
     given = {name for name in ("partition", "clients") if values.get(name) is not None}
     places = {
         "data": _with_absolute_paths(config.data),
+        "model": config.model if (spec := spec_of(config.model)) is None else spec.with_absolute_folder().text(),
         **clients_of_the_data(config.data, config.partition, given),
         "privacy": None if config.privacy is None else _written_privacy(config.privacy),
         "scratch": None if config.scratch is None else str(Path(config.scratch).expanduser().absolute()),
@@ -332,7 +344,7 @@ def _check_specs(config: ExperimentConfig) -> None:
         attacks.parse(config.attack)
     for metric in config.metrics:
         metric_table.get(metric)
-    if config.loss is not None and config.loss not in problem.LOSSES and not config.loss.startswith(IMPORT):
+    if config.loss is not None and config.loss not in problem.LOSSES and not config.loss.startswith((IMPORT, OBJECT)):
         raise UnknownName("loss", config.loss, [*problem.LOSSES, f"{IMPORT}module:function"])
 
 
@@ -369,7 +381,13 @@ def _with_absolute_paths(text: str) -> str:
 
 def _algorithm_file(config: ExperimentConfig) -> dict[str, str]:
     if not registry.is_file(config.algorithm):
-        return {}
+        known = registry.handed_over(config.algorithm)
+        if config.algorithm_sha256 not in (None, known):
+            raise ConfigError(
+                f"algorithm {config.algorithm!r} is not the class that the run began with: hand the old one over, or "
+                "begin a new run"
+            )
+        return {} if known is None else {"algorithm_sha256": known}
     path = Path(config.algorithm).expanduser().resolve()
     content = registry.digest(path)
     if config.algorithm_sha256 not in (None, content):

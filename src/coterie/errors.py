@@ -23,12 +23,19 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 from collections.abc import Iterable
+
+_WORD, _SHOWN = re.compile(r"\S{500,}"), 200  # letters of a word that is cut, and what is left of it
 
 
 class CoterieError(Exception):
     """Base of all errors raised on purpose."""
+
+    def __str__(self) -> str:
+        """Give the sentence; a value of thousands of letters in it is cut."""
+        return _WORD.sub(lambda found: f"{found[0][:_SHOWN]}…", super().__str__())
 
 
 class CoterieWarning(UserWarning):

@@ -18,7 +18,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -89,7 +89,10 @@ def torch_stream(seed: int, purpose: str) -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-Keys = TypeVar("Keys", Tensor, "np.ndarray[Any, np.dtype[np.int64]]")
+HostKeys: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+"""Keys, or clients' numbers, on the host."""
+
+Keys = TypeVar("Keys", Tensor, HostKeys)
 """Keys as a tensor, or on the host as a NumPy array, whose operations are several times faster for a few keys."""
 
 
@@ -118,11 +121,49 @@ def keys(seed: int, purpose: str, round_number: int, clients: Tensor) -> Tensor:
     Tensor
         64-bit keys, of the shape and on the device of ``clients``.
     """
-    base = int.from_bytes(_digest(int(seed), purpose, int(round_number))[:8], "big", signed=True)
+    base = stream_base(seed, purpose, round_number)
     if clients.device.type != "cpu":
         return _mix(_mix(clients.to(torch.int64) * GOLDEN + base) + base)
     with np.errstate(over="ignore"):  # NumPy warns when a single number wraps, though not when an array does
-        return torch.as_tensor(_mix(_mix(clients.to(torch.int64).numpy() * GOLDEN + base) + base))
+        return torch.as_tensor(keys_of(base, clients.to(torch.int64).numpy()))
+
+
+def stream_base(seed: int, purpose: str, round_number: int) -> int:
+    """Return the number from which :func:`keys` makes the keys of one purpose and round.
+
+    Parameters
+    ----------
+    seed
+        The experiment's seed.
+    purpose
+        What the numbers are for.
+    round_number
+        The round they belong to.
+
+    Returns
+    -------
+    int
+        A number of 64 bits.
+    """
+    return int.from_bytes(_digest(int(seed), purpose, int(round_number))[:8], "big", signed=True)
+
+
+def keys_of(base: int | HostKeys, clients: HostKeys) -> HostKeys:
+    """Return one key a client on the host.
+
+    Parameters
+    ----------
+    base
+        The :func:`stream_base` of all of them, or of each.
+    clients
+        The clients' numbers.
+
+    Returns
+    -------
+    numpy.ndarray
+        64-bit keys, those of :func:`keys`.
+    """
+    return _mix(_mix(clients * GOLDEN + base) + base)
 
 
 def fold_in(key: Keys, number: int | Keys) -> Keys:

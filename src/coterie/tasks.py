@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 TaskName = Literal["multiclass", "binary", "regression"]
 """What is to be predicted: one of many classes, one of two, or a number."""
@@ -37,3 +39,27 @@ TASKS: Mapping[str, TaskFacts] = {
     "regression": TaskFacts("squared_error", "rmse", 0),
 }
 """The tasks by name."""
+
+BALANCED = "balanced"
+
+
+def written_weights(value: Any) -> Any:
+    """Write weights by class as a text, ``no=1.0,yes=3.0``, which :func:`read_weights` reads; a text stays as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    names = [str(name) for name in value]
+    if any("," in name or "=" in name or name.startswith("{") for name in names):
+        return json.dumps(dict(zip(names, value.values(), strict=True)), ensure_ascii=False)
+    return ",".join(f"{name}={weight}" for name, weight in zip(names, value.values(), strict=True))
+
+
+def read_weights(text: str) -> dict[str, float]:
+    """Read weights by class; anything else is a ``ValueError`` that says what is allowed."""
+    try:
+        pairs = json.loads(text) if text.startswith("{") else dict(part.rsplit("=", 1) for part in text.split(","))
+        weights = {str(name).strip(): float(weight) for name, weight in pairs.items()}
+    except (ValueError, TypeError, AttributeError):
+        weights = {}
+    if not weights or not all(0 < weight < math.inf for weight in weights.values()):
+        raise ValueError(f"class_weights is {text!r}, but must be {BALANCED}, or positive weights as in no=1,yes=3")
+    return weights

@@ -103,6 +103,7 @@ def test_every_setting_has_an_option(coterie: Coterie, monkeypatch: pytest.Monke
         "participation": 0.5,
         "model": "linear",
         "loss": "cross_entropy",
+        "class_weights": "balanced",
         "seed": 5,
         "validation": 0.2,
         "test_fraction": 0.3,

@@ -99,6 +99,11 @@ MISTAKES = {
     "list partitions idd": "there is no partition 'idd': did you mean 'iid'?",
     "list models mpl": "there is no model 'mpl': did you mean 'mlp'?",
     "list attacks gausian": "there is no attack 'gausian': did you mean 'gaussian'?",
+    "recipe run fedamp-table33": "there is no recipe 'fedamp-table33': did you mean 'fedamp-table3'?",
+    "recipe show fedamp-table33 --quick": "there is no recipe 'fedamp-table33': did you mean 'fedamp-table3'?",
+    "recipe show nowhere.yaml": "the file 'nowhere.yaml' cannot be read",
+    "recipe run one two": "a recipe is run alone, not one two: give one name",
+    "recipe verdicts --results nowhere": "there are no results in 'nowhere': give their folder with --results",
     "data fetch mnits": "there is no data set 'mnits': did you mean 'mnist'?",
     "partition show --data digit": "there is no data set 'digit': did you mean 'digits'?",
 }
@@ -113,27 +118,19 @@ def test_mistakes_are_found_before_anything_is_imported(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "others"),
-    [
-        ("algorithms fedavg", ("evaluation", "compute", "data.dataset", "algorithms.fedacs")),
-        ("data digits", ("evaluation", "rows", "algorithms.base", "data.own", "models.network")),
-        ("partitions iid", ("evaluation", "rows", "algorithms.base", "data.digits", "models.network")),
-        ("models mlp", ("evaluation", "rows", "algorithms.base", "data.dataset")),
-        ("attacks", ("evaluation", "compute", "algorithms.base", "data.dataset", "models.network")),
-        ("metrics", ("rows", "compute", "algorithms.base", "data.dataset", "models.network")),
-    ],
-)
-def test_a_list_imports_no_more_than_it_lists(words: str, others: tuple[str, ...], tmp_path: Path) -> None:
-    foreign = ("pandas", "pyarrow", "plotly", "sklearn", "flwr")
-    modules = tuple(f"coterie.{name}" for name in others)
-    ((code, said, _, imported),) = probe([["list", *words.split()]], tmp_path, (*modules, *foreign))
-    assert code == 0 and said and imported == []
+LISTS = ("algorithms", "algorithms fedavg", "data", "data digits", "partitions", "models", "attacks", "metrics")
+
+
+def test_lists_are_light(tmp_path: Path) -> None:
+    commands = [*(["list", *words.split()] for words in LISTS), ["recipe", "list"]]
+    for words, (code, said, wrong, imported) in zip(commands, probe(commands, tmp_path), strict=True):
+        assert code == 0 and said and wrong == "", words
+        assert imported == [], f"coterie {' '.join(words)} imports {', '.join(imported)}"
 
 
 def test_the_probe_sees_what_is_imported(tmp_path: Path) -> None:
-    ((code, _, _, imported),) = probe([["list", "models"]], tmp_path)
-    assert code == 0 and "torch" in imported
+    ((code, _, wrong, imported),) = probe([["show", "nowhere"]], tmp_path)
+    assert code == 2 and wrong.startswith("error: ") and "torch" in imported
 
 
 def test_importing_the_package_is_light() -> None:

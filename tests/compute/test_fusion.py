@@ -36,16 +36,40 @@ class _Shared(nn.Module):
         return (before + cut).flatten(1) + self.pool(cut).sum((1, 2, 3)).unsqueeze(1)
 
 
-def steps(module: nn.Module) -> dict[str, str]:
+class _TwoUsers(nn.Module):
+    """The rectified values are pooled, and used as they are too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.pool = nn.Conv2d(1, 3, 3), nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cut = self.layer(x).relu()
+        return cut.flatten(1) + self.pool(cut).sum((1, 2, 3)).unsqueeze(1)
+
+
+def steps(module: nn.Module) -> dict[str, tuple[str, bool, bool]]:
     net = StackedNet(module, Layout.of(module))
-    return {str(node): step for node, step in net._fused.items()}
+    return {str(node): (step.kind, step.relu, step.pool is not None) for node, step in net._fused.items()}
 
 
 def test_what_is_planned() -> None:
-    assert steps(_Functional()) == {"first": "convolve, relu", "relu": "skip", "relu_1": "skip", "pool": "pool, relu"}
+    skipped = ("skip", False, False)
+    assert steps(_Functional()) == {
+        "first": ("convolve", True, False),
+        "relu": skipped,
+        "second": ("convolve", True, True),
+        "relu_1": skipped,
+        "pool": skipped,
+    }
     plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
-    assert steps(plain) == {"_1": "pool"}
-    assert steps(_Shared()) == {"pool": "pool"}
+    assert steps(plain) == {"_0": ("convolve", False, True), "_1": skipped}
+    assert steps(_Shared()) == {"pool": ("pool", False, True)}
+    assert steps(_TwoUsers()) == {
+        "layer": ("convolve", True, False),
+        "relu": skipped,
+        "pool": ("pool", False, True),
+    }
 
 
 @pytest.mark.parametrize(
@@ -53,6 +77,7 @@ def test_what_is_planned() -> None:
     [
         _Functional(),
         _Shared(),
+        _TwoUsers(),
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1), nn.Flatten()),
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), nn.Conv2d(4, 2, 2), nn.Flatten()),
     ],
@@ -74,6 +99,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_module(module: nn.Module) 
 
 def test_the_largest_of_the_cut_values_is_the_largest_value_cut() -> None:
     x = torch.tensor([[-3.0, -1.0, 2.0, 5.0], [-2.0, -4.0, 1.0, 5.0]]).view(1, 1, 2, 4)
-    cut = fusion.pooled(nn.MaxPool2d(2), x, True)
+    pool = nn.MaxPool2d(2)
+    cut = fusion.pooled(fusion.Fusion("pool", True, pool), x)
     assert cut.flatten().tolist() == [0.0, 5.0]
-    assert fusion.pooled(nn.MaxPool2d(2), x, False).flatten().tolist() == [-1.0, 5.0]
+    assert fusion.pooled(fusion.Fusion("pool", False, pool), x).flatten().tolist() == [-1.0, 5.0]

@@ -7,9 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 
 from coterie import data
 from coterie.data import Dataset
+from coterie.data import digits as digits_module
 from coterie.errors import ConfigError, DataError, UnknownName
 
 
@@ -22,6 +24,16 @@ def test_digits() -> None:
     assert digits.num_outputs == 10
     # The counts that the UCI repository publishes for the test part of optdigits.
     assert digits.y.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    read = [data.load("digits")]
+    monkeypatch.setattr(digits_module, "_PLACE", "moved.csv.gz")  # by a version that keeps its file elsewhere
+    read.append(data.load("digits"))
+    for digits in read:
+        assert torch.equal(digits.x.double().flatten(1), torch.from_numpy(pixels) / 16)
+        assert digits.y.tolist() == labels.tolist()
 
 
 @settings(max_examples=20, deadline=None)

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from coterie import data
+from coterie.config import from_mapping
 from coterie.errors import ConfigError, DataError
+from coterie.runs.population import make_population
 
 LOADERS = """
 import torch
@@ -18,6 +20,12 @@ def samples():
     CALLS.append(1)
     y = torch.tensor([0, 1, 1])
     return Dataset("mine", torch.eye(3), y, 3, "multiclass", ("a", "b"), (0.0,), (1.0,))
+
+def owned():
+    CALLS.append(1)
+    owner = torch.tensor([1, 0, 1, 1, 0, 1])
+    more = {"owner": owner, "owner_names": ("north", "south")}
+    return Dataset("mine", torch.eye(6), owner.clone(), 6, "multiclass", ("a", "b"), (0.0,), (1.0,), **more)
 
 def rows():
     return [1, 2]
@@ -36,6 +44,18 @@ def _loaders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_function_of_the_users_is_called() -> None:
     loaded = data.load("import:own_loaders:samples")
     assert torch.equal(loaded.x, torch.eye(3)) and loaded.y.tolist() == [0, 1, 1] and loaded.classes == ("a", "b")
+
+
+def test_owners_alone_make_the_clients_and_the_function_is_called_once() -> None:
+    import own_loaders
+
+    own_loaders.CALLS.clear()
+    config = from_mapping({"algorithm": "fedavg", "data": "import:own_loaders:owned"})
+    assert (config.partition, config.clients) == ("natural", 2)
+    shares = make_population(config).shares
+    assert shares.names == ("north", "south") and sorted(shares.test[0].tolist() + shares.train[0].tolist()) == [1, 4]
+    assert own_loaders.CALLS == [1]
+    assert from_mapping({"algorithm": "fedavg", "data": "import:own_loaders:samples", "clients": 1}).clients == 1
 
 
 @pytest.mark.parametrize(

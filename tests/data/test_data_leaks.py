@@ -109,7 +109,7 @@ def test_an_export_has_the_clients_own_statistics(tmp_path: Path) -> None:
     run(tmp_path, frame, "local", "run")
     from coterie.results.export import export
 
-    about = export(tmp_path / "run", "west", tmp_path / "m.safetensors").about
+    about = export(tmp_path / "run", tmp_path / "m", clients="west").about["clients"][0]["scaling"]
     west = frame["age"].to_numpy(np.float64)[population(tmp_path, frame).shares.train[2].numpy()]
     assert about["mean"][0] == pytest.approx(west.mean()) and about["std"][0] == pytest.approx(west.std())
 

@@ -77,13 +77,18 @@ def test_folder_refuses_a_class_that_is_only_tested(tmp_path: Path) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(shape=st.sampled_from([(7, 3), (5, 2, 4), (3, 3, 2, 2)]), as_bytes=st.booleans(), seed=st.integers(0, 1000))
+@given(
+    shape=st.sampled_from([(7, 3), (5, 2, 4), (3, 3, 2, 2), (3, 3, 64, 43)]),
+    as_bytes=st.booleans(),
+    seed=st.integers(0, 1000),
+)
 def test_own_norm_is_the_mean_and_deviation_of_each_channel(shape, as_bytes: bool, seed: int) -> None:
     drawn = np.random.default_rng(seed).integers(0, 256, shape)
     x = torch.from_numpy(drawn.astype(np.uint8 if as_bytes else np.float32))
     values = np.moveaxis(drawn.astype(float) / (255 if as_bytes else 1), 1, 0).reshape(shape[1], -1)
     cut = int(np.random.default_rng(seed).integers(0, len(x) + 1))
-    found = Moments.of(x[:cut]) + Moments.of(x[cut:])  # of two clients, of whom one may have nothing
+    mine, theirs = torch.arange(len(x)).tensor_split([cut])  # of two clients, of whom one may have nothing
+    found = Moments.of(x, mine) + Moments.of(x, theirs)
     assert found.count.tolist() == [values.shape[1]] * shape[1]
     assert found.mean.tolist() == pytest.approx(values.mean(1))
     assert (found.squares / found.count).sqrt().tolist() == pytest.approx(values.std(1), abs=1e-12)

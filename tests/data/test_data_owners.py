@@ -67,12 +67,13 @@ def test_names_stand_in_results_show_and_export(hospitals: Path, tmp_path: Path)
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")]).output
     assert all(name in shown for name in names)
     assert sorted(result.plot_shares().to_dict()["layout"]["xaxis"]["ticktext"]) == names
-    by_name = export(tmp_path / "run", "north", tmp_path / "a.safetensors")
-    by_number = export(tmp_path / "run", 1, tmp_path / "b.safetensors")
-    assert by_name.about == by_number.about and by_name.about["client_name"] == "north"
-    assert by_name.model.read_bytes() == by_number.model.read_bytes()
+    by_name = export(tmp_path / "run", tmp_path / "a", clients="north")
+    by_number = export(tmp_path / "run", tmp_path / "b", clients=1)
+    assert by_name.about == by_number.about and by_name.about["clients"][0]["name"] == "north"
+    one, two = (found.folder / "north.safetensors" for found in (by_name, by_number))
+    assert one.read_bytes() == two.read_bytes()
     with pytest.raises(ConfigError, match=r"'south'.*east, north, west"):
-        export(tmp_path / "run", "south", tmp_path / "c.safetensors")
+        export(tmp_path / "run", tmp_path / "c", clients="south")
 
 
 def test_arrays_name_their_owners(tmp_path: Path) -> None:

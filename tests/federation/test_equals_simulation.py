@@ -49,6 +49,20 @@ def test_same_where_the_head_stays_on_the_nodes(tmp_path: Path, algorithm: str) 
     assert {value.shape[-1] for tensors in sent for value in tensors.values() if value.numel() > 90} == {64 * 8 + 8}
 
 
+@pytest.mark.parametrize("weights", ["balanced", {"0": 5.0, "7": 0.5}])
+def test_same_where_classes_have_weights(tmp_path: Path, weights: Any) -> None:
+    ends = []
+    for given, name in ((weights, "weighted"), (None, "plain")):
+        folder = tmp_path / name
+        folder.mkdir()
+        local = make_federation(folder, class_weights=given)
+        serve(local.agreement, local.grid, Plan(algorithm="fedacs", rounds=2), folder / "run")
+        own = {"class_weights": given, "scope": "local"}  # a node counts its own samples
+        compare(local, "fedacs", 2, folder / "run", folder / "simulation", **own)
+        ends.append(states(folder / "run")[0])
+    assert any(bool((ends[0][name] != ends[1][name]).any()) for name in ends[0])
+
+
 @pytest.mark.parametrize("algorithm", ["lp_proj", "admm_lp_proj"])
 def test_same_models_up_to_rounding_where_memory_decides_the_kernel(tmp_path: Path, algorithm: str) -> None:
     # A product with a matrix of our own depends in its last bit on where its operands lie in memory, and a row on a

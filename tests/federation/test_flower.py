@@ -74,14 +74,18 @@ def test_only_nodes_with_a_registered_key_and_tls_come_in(
     foreign.mkdir()
     certificates.make_authority(foreign)
     own = folder / "nodes" / followed.members[0] / "node.key"
+    certificates.make_inside(processes.internal_certificates(tmp_path))
+
+    def supernode(authority: Path, key: Path | None) -> list[str]:
+        return processes.supernode(address, authority, key, processes.free_port(), tmp_path)
+
     attempts = {
-        "unregistered": processes.supernode(address, ca, tmp_path / "node.key", processes.free_port()),
-        "keyless": processes.supernode(address, ca, None, processes.free_port()),
-        "another authority": processes.supernode(address, foreign / "ca.crt", own, processes.free_port()),
+        "unregistered": supernode(ca, tmp_path / "node.key"),
+        "keyless": supernode(ca, None),
+        "another authority": supernode(foreign / "ca.crt", own),
     }
-    plain = processes.supernode(address, ca, None, processes.free_port())
-    plain = [part for part in plain if part not in ("--root-certificates", str(ca))]
-    attempts["plain text"] = [plain[0], "--insecure", *plain[1:]]
+    plain = [part for part in supernode(ca, None) if part not in ("--root-certificates", str(ca))]
+    attempts["plain text"] = [*plain, "--insecure"]
     reasons = {
         "unregistered": "Failed to activate SuperNode",
         "keyless": "SuperNode authentication is enabled",
@@ -109,7 +113,7 @@ def test_only_nodes_with_a_registered_key_and_tls_come_in(
 
 def refusal(command: list[str], folder: Path) -> str:
     """Start a SuperNode that must not come in, and give what it says when it ends."""
-    limits = [command[0], "--max-retries", "1", "--max-wait-time", "5", *command[1:]]
+    limits = [*command, "--max-retries", "1", "--max-wait-time", "5"]
     process = processes.start(limits, processes.environment(folder), folder / "log")
     try:
         assert process.wait(timeout=PATIENCE) != 0

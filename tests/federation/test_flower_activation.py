@@ -97,13 +97,17 @@ def test_a_node_that_another_superlink_knew_by_another_id_learns_its_new_one(lin
     assert int(link.id_file.read_text()) == link.node_id
 
 
-def test_a_server_that_is_not_there_and_a_key_that_is_not_are_the_supernodes_business(link: SuperLink) -> None:
+def test_a_server_that_is_not_there_is_the_supernodes_business(link: SuperLink) -> None:
     link.answers = False
     deactivate_previous("gate:1", link.key.parent / "ca.crt", link.key, link.id_file)
     assert not link.id_file.exists()
-    link.answers = True
-    deactivate_previous("gate:1", link.key.parent / "ca.crt", link.key.with_name("no.key"), link.id_file)
-    assert not link.id_file.exists()
+
+
+def test_an_id_that_is_none_is_as_good_as_no_id(link: SuperLink) -> None:
+    assert link.start()
+    link.id_file.write_text("\0\0\0")
+    assert not link.start()
+    assert link.status() == NodeStatus.ONLINE
 
 
 def test_without_an_id_the_node_that_counts_as_running_stays(link: SuperLink) -> None:

@@ -50,9 +50,8 @@ class SuperNode:
         self.offers: dict[str, Offer] = {}
         self.claimed: set[str] = set()
 
-    def client(self, address: str, insecure: bool, ca: None, interceptors: tuple[Any, ...]) -> Any:
-        token = interceptors[1]._token if len(interceptors) == 2 else ""
-        return Client(self, token)
+    def client(self, address: str, insecure: bool, ca: bytes, interceptors: tuple[Any, ...]) -> Any:
+        return Client(self, getattr(interceptors[1], "_token", ""))
 
 
 class Client:
@@ -124,7 +123,7 @@ def test_a_message_that_is_not_complete_waits_and_the_next_is_answered(node: Sup
     node.offers = {"first": Offer(b"1"), "second": Offer(b"2")}
     setattr(node.offers["first"], lacks, False)
     heard: list[bytes] = []
-    running = Executor("", lambda block: heard.append(block) or b"answer")  # type: ignore[func-returns-value]
+    running = Executor("", b"", b"secret", lambda block: heard.append(block) or b"answer")  # type: ignore[func-returns-value]
     assert not running.once()
     assert running.once()
     assert not running.once()
@@ -143,7 +142,7 @@ def test_a_message_that_is_never_complete_is_given_up(node: SuperNode, monkeypat
     monkeypatch.setattr(executor, "_PATIENCE", 0.0)
     node.offers = {"first": Offer(b"1")}
     node.offers["first"].is_complete = False
-    running = Executor("", lambda block: b"answer")
+    running = Executor("", b"", b"secret", lambda block: b"answer")
     assert running.once()
     assert (node.offers["first"].replied, node.offers["first"].status) == (False, SubStatus.FAILED)
     running.close()
@@ -158,7 +157,7 @@ def test_a_message_that_cannot_be_answered_gets_an_error_that_quotes_nothing(nod
             raise ValueError("patient 17")
         return b"answer"
 
-    running = Executor("", handle)
+    running = Executor("", b"", b"secret", handle)
     assert running.once()
     assert running.once()
     assert [offer.replied for offer in node.offers.values()] == [True, True]
@@ -175,7 +174,7 @@ def test_a_supernode_that_refuses_the_reply_does_not_end_the_node(
 
     node.offers = {"first": Offer(b"1")}
     monkeypatch.setattr(Client, "PushMessages", refuse)
-    running = Executor("", lambda block: b"answer")
+    running = Executor("", b"", b"secret", lambda block: b"answer")
     assert running.once()
     assert not running.once()
     assert node.offers["first"].status == SubStatus.FAILED
@@ -185,7 +184,7 @@ def test_a_supernode_that_refuses_the_reply_does_not_end_the_node(
 def test_what_is_still_waited_for_is_let_go_of_at_the_end(node: SuperNode) -> None:
     node.offers = {"first": Offer(b"1")}
     node.offers["first"].is_stored = False
-    running = Executor("", lambda block: b"answer")
+    running = Executor("", b"", b"secret", lambda block: b"answer")
     running.once()
     running.close()
     assert node.offers["first"].status == SubStatus.FAILED

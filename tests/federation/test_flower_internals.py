@@ -9,6 +9,7 @@ import ast
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,6 +106,29 @@ def a_header(found: Any, name: str) -> None:
     assert found == found.lower(), f"{name} is {found!r}, but the gate is given names in lower case"
 
 
+def pauses_of(*seconds: float) -> Check:
+    """Check that a module sleeps by ``time.sleep``, for these seconds and no others."""
+
+    def check(found: Any, name: str) -> None:
+        source = inspect.getsource(found)
+        slept = {float(each) for each in re.findall(r"time\.sleep\(([^)]*)\)", source)}
+        assert slept == set(seconds), f"{name} sleeps for {sorted(slept)} seconds, but Coterie expects {seconds}"
+        others = set(re.findall(r"\btime\.(\w+)", source)) - {"sleep"}
+        assert not others, f"{name} uses {others} of `time` too, in whose place Coterie puts its own pauses"
+
+    return check
+
+
+def defaults(*names: str) -> Check:
+    """Check that a function has these parameters by keyword alone, with defaults."""
+
+    def check(found: Any, name: str) -> None:
+        known = found.__kwdefaults__ or {}
+        assert {*names} <= known.keys(), f"{name} has defaults for {sorted(known)}, but Coterie sets those of {names}"
+
+    return check
+
+
 NOTHING = fields()
 CONTRACT: dict[str, Check] = {
     "flwr.app.message.make_message": parameters("metadata", "content"),
@@ -113,6 +137,7 @@ CONTRACT: dict[str, Check] = {
         CLIENT_APP_RAISED_EXCEPTION=2, MESSAGE_UNAVAILABLE=3, REPLY_MESSAGE_UNAVAILABLE=4, NODE_UNAVAILABLE=5
     ),
     "flwr.common.constant.HEARTBEAT_MIN_INTERVAL": range_of(1, 10),
+    "flwr.common.constant.HEARTBEAT_PATIENCE": range_of(1, 10),
     "flwr.common.constant.SYSTEM_TIME_TOLERANCE": range_of(1, 60),
     "flwr.common.constant.Status": constants(FINISHED="finished"),
     "flwr.common.constant.SubStatus": constants(COMPLETED="completed", FAILED="failed"),
@@ -132,6 +157,7 @@ CONTRACT: dict[str, Check] = {
     "flwr.proto.fleet_pb2.DeactivateNodeRequest": fields("node_id"),
     "flwr.proto.message_pb2.ObjectTree": fields("object_id", "children"),
     "flwr.proto.node_pb2.Node": fields("node_id"),
+    "flwr.proto.node_pb2.NodeInfo": fields("status", "online_until", "heartbeat_interval"),
     "flwr.proto.runtime_pb2.AcquireTaskRequest": fields("supported_task_types"),
     "flwr.proto.runtime_pb2.PullAppMessagesRequest": NOTHING,
     "flwr.proto.runtime_pb2.PullTaskInputRequest": NOTHING,
@@ -139,7 +165,9 @@ CONTRACT: dict[str, Check] = {
     "flwr.proto.runtime_pb2.SendTaskHeartbeatRequest": NOTHING,
     "flwr.supercore.constant.FLEET_HTTP_PUBLIC_KEY_HEADER": a_header,
     "flwr.supercore.constant.FLEET_HTTP_SIGNATURE_HEADER": a_header,
-    "flwr.supercore.constant.NodeStatus": constants(UNREGISTERED="unregistered", REGISTERED="registered"),
+    "flwr.supercore.constant.NodeStatus": constants(
+        UNREGISTERED="unregistered", REGISTERED="registered", ONLINE="online"
+    ),
     "flwr.supercore.constant.TaskType": constants(CLIENT_APP="flwr-clientapp", SERVER_APP="flwr-serverapp"),
     "flwr.supercore.control.ControlHttpClient": client(
         ListNodes=fields("nodes_info.node_id", "nodes_info.public_key", "nodes_info.status"),
@@ -160,9 +188,16 @@ CONTRACT: dict[str, Check] = {
     "flwr.supercore.inflatable.inflatable_utils.pull_and_inflate_object_from_tree": parameters(
         "object_tree", "pull_object_fn", "confirm_object_received_fn", keywords=("return_type",)
     ),
+    "flwr.supercore.inflatable.inflatable_utils.pull_objects": defaults(
+        "initial_backoff", "backoff_cap", "max_tries_per_object"
+    ),
     "flwr.supercore.interceptors.RuntimeTokenHttpInterceptor": parameters("token"),
     "flwr.supercore.interceptors.RuntimeVersionHttpInterceptor": parameters("component_name"),
+    "flwr.supercore.interceptors.SuperExecAuthHttpInterceptor": parameters(
+        keywords=("master_secret", "protected_methods")
+    ),
     "flwr.supercore.primitives.asymmetric.public_key_to_bytes": parameters("public_key"),
+    "flwr.supercore.primitives.asymmetric.sign_message": parameters("private_key", "message"),
     "flwr.supercore.primitives.asymmetric.uses_nist_ec_curve": parameters("public_key"),
     "flwr.supercore.primitives.asymmetric.verify_signature": parameters("public_key", "message", "signature"),
     "flwr.supercore.runtime.RuntimeHttpClient": client(
@@ -179,6 +214,7 @@ CONTRACT: dict[str, Check] = {
     "flwr.supernode.fleet_http_client.FleetHttpClient": client(ActivateNode=fields("node_id"), DeactivateNode=NOTHING),
     "flwr.supernode.node_auth_http_interceptor.NodeAuthHttpInterceptor": parameters("private_key", "public_key"),
     "flwr.supernode.runtime.run_clientapp.push_message": parameters("client", "message", "context"),
+    "flwr.supernode.start_client_internal": pauses_of(3.0, 0.5),
 }
 """For each private name what Coterie relies on."""
 
@@ -223,6 +259,8 @@ SUB_STATUS, RUNTIME = "flwr.common.constant.SubStatus", "flwr.supercore.runtime.
         (client(Fly=NOTHING), RUNTIME),
         (client(AcquireTask=fields("key")), RUNTIME),
         (range_of(20, 30), 10),
+        (pauses_of(1.0), "flwr.supernode.start_client_internal"),
+        (defaults("speed"), "flwr.supercore.inflatable.inflatable_utils.pull_objects"),
         (an_exception, int),
     ],
 )
@@ -267,10 +305,14 @@ def paths_of(found: Any) -> dict[str, str]:
 
 
 def test_the_gate_lets_through_the_calls_of_nodes_and_no_others() -> None:
+    from coterie.federation.flower import _internals, key_claims
     from coterie.federation.flower.gate import _NODES
 
     for name, path in paths_of(find("flwr.supernode.fleet_http_client.FleetHttpClient")).items():
+        assert path != key_claims.PATH, f"FleetHttpClient.{name} calls {path}, where the gate takes claims"
         assert _NODES.fullmatch(path), f"FleetHttpClient.{name} calls {path}, which the gate does not let through"
+    known = paths_of(find("flwr.supernode.fleet_http_client.FleetHttpClient"))
+    assert (known["PullMessages"], known["SendNodeHeartbeat"]) == (_internals.PULL_PATH, _internals.HEARTBEAT_PATH)
     for other in ("flwr.supercore.control.ControlHttpClient", "flwr.supercore.runtime.RuntimeHttpClient"):
         for name, path in paths_of(find(other)).items():
             assert not _NODES.fullmatch(path), f"{other}.{name} calls {path}, which the gate lets through"
@@ -294,7 +336,7 @@ def test_flower_knows_the_options_and_variables_that_it_is_given(tmp_path: Path)
     commands = [
         processes.superlink(1, tmp_path),
         processes.serverapp("", tmp_path, tmp_path),
-        processes.supernode("", tmp_path, tmp_path, 1),
+        processes.supernode("", tmp_path, tmp_path, 1, tmp_path),
     ]
     given = {word for command in commands for word in command if word.startswith("--")}
     given |= {name for name in processes.environment(tmp_path) if name.startswith("FLWR_")}

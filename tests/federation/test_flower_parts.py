@@ -170,17 +170,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("loses", "sent"), [(0, 1), (1, 2)])
 def test_a_node_that_is_restarted_in_an_exchange_gets_its_message_again(
-    monkeypatch: pytest.MonkeyPatch, loses: int, sent: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loses: int, sent: int
 ) -> None:
     monkeypatch.setattr(apps, "_RESTARTS", 0.0)
     grid = Grid(loses)
-    answers = apps.FlowerGrid(cast(Any, grid)).exchange({5: b"question"}, 60.0, frozenset({5}))
+    answers = apps.FlowerGrid(cast(Any, grid), tmp_path).exchange({5: b"question"}, 60.0, frozenset({5}))
     assert answers == {5: b"answer"}
     assert [block_of(message) for message in grid.sent] == [b"question"] * sent
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_node_that_is_not_there_is_waited_for_until_the_deadline() -> None:
+def test_a_node_that_is_not_there_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
     began = time.monotonic()
-    assert apps.FlowerGrid(cast(Any, Grid(9))).exchange({5: b"question"}, 0.3, frozenset({5})) == {}
+    assert apps.FlowerGrid(cast(Any, Grid(9)), tmp_path).exchange({5: b"question"}, 0.3, frozenset({5})) == {}
     assert 0.3 <= time.monotonic() - began < 5

@@ -17,7 +17,7 @@ import httpx
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coterie.federation.flower import certificates
+from coterie.federation.flower import certificates, key_claims
 from coterie.federation.flower.gate import Gate
 
 LIMIT = 1000
@@ -51,11 +51,11 @@ class Called:
         certificates.make_authority(folder)
         self.gate = Gate("https://127.0.0.1:1", str(folder / "ca.crt"), [f"{openssh(MEMBER)} a comment"], LIMIT)
         self.reached: list[int] = []
-        self.read = 0
+        self.read, self.status = 0, 200
 
         async def superlink(request: httpx.Request) -> httpx.Response:
             self.reached.append(len(await request.aread()))
-            return httpx.Response(200, stream=httpx.ByteStream(b"fine"))
+            return httpx.Response(self.status, stream=httpx.ByteStream(b"fine"))
 
         self.gate._client = httpx.AsyncClient(transport=httpx.MockTransport(superlink))
 
@@ -107,6 +107,24 @@ def test_a_call_larger_than_a_message_is_cut_off(tmp_path: Path) -> None:
     # One that does not say how long it is, or says less, is read no further than the limit.
     assert called.post(signed(MEMBER), [b"x" * 600] * 100) == 413
     assert (called.read, called.reached) == (2, [])
+
+
+def test_a_500_of_the_superlink_is_one_that_nodes_try_again_after(tmp_path: Path) -> None:
+    """Of these statuses Flower's own client retries 502, 503 and 504, and takes a 500 for the end."""
+    called = Called(tmp_path)
+    for status, told in ((500, 503), (502, 502), (412, 412)):
+        called.status = status
+        assert called.post(signed(MEMBER), [b"x"]) == told
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"holder": 3}', b'{"holder": ""}', b"\xff", b"[" * 900, b"{" + b" " * 2000 + b"}"]
+)
+def test_what_is_no_claim_is_said_to_be_none(tmp_path: Path, body: bytes) -> None:
+    called = Called(tmp_path)
+    assert called.post(signed(MEMBER), [body], key_claims.PATH) == 400
+    assert called.post(signed(STRANGER), [body], key_claims.PATH) == 401
+    assert called.reached == []
 
 
 def test_other_paths_are_closed_to_members_too(tmp_path: Path) -> None:

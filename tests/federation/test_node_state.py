@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from coterie.errors import CheckpointError
-from coterie.federation.node_state import NodeState
+from coterie.federation.node_state import NodeState, tidy
 from coterie.federation.wire import Rejected
 from coterie.rows import Rows
 from coterie.version import __version__
@@ -100,8 +100,45 @@ def with_metadata(state: NodeState, folder: Path, **changed: str | None) -> Path
     path = folder / "run" / "committed.safetensors"
     with safe_open(path, framework="pt") as file:
         metadata = {**file.metadata(), **changed}
+    metadata["checksum"] = None  # as of a file that was written so
     save_file(load_file(path), path, {name: value for name, value in metadata.items() if value is not None})
     return path
+
+
+def test_no_flipped_bit_gives_another_state(tmp_path: Path) -> None:
+    state = NodeState(tmp_path, "run", rows(0))
+    state.put("s-1-round-0", rows(1))
+    state.settle("s-1-round-0", [])
+    path = tmp_path / "run" / "committed.safetensors"
+    whole, found = path.read_bytes(), 0
+    for place in range(len(whole)):
+        spoilt = bytearray(whole)
+        spoilt[place] ^= 1 << place % 8
+        path.write_bytes(spoilt)
+        try:
+            assert (value(state), state.token) == (1, "s-1-round-0")  # of the checksum's own mark
+        except CheckpointError as error:
+            assert "is damaged" in str(error) or "format" in str(error)
+            found += 1
+    assert found >= len(whole) - 20
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    state = NodeState(tmp_path / "state", "run", rows(0))
+    state.put("s-1-round-0", rows(1))
+    (tmp_path / "models" / "run").mkdir(parents=True)
+    (tmp_path / "models" / "run" / "model.safetensors").touch()
+    stray = [
+        tmp_path / ".privacy.json.draft",
+        tmp_path / "state" / "run" / ".committed.safetensors.draft",
+        tmp_path / "state" / "run" / "pending" / ".s-1-round-1.safetensors.draft",
+        tmp_path / "models" / "run" / ".model.safetensors.draft",
+    ]
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    for path in stray:
+        path.touch()
+    tidy(tmp_path)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_state_says_its_format(tmp_path: Path) -> None:
@@ -112,15 +149,18 @@ def test_a_state_says_its_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format_", "says"), [(None, "no format: an earlier Coterie wrote it"), ("2", "format 2"), ("0", "format 0")]
+    ("format_", "says"),
+    [
+        (None, "has no format, as before there were any, and {reads}: use the version that wrote it"),
+        ("2", "is of a newer format, 2, and {reads}: use {writer}"),
+        ("0", "is of an older format, 0, and {reads}: use {writer}"),
+    ],
 )
 def test_a_state_of_another_format_is_one_sentence(tmp_path: Path, format_: str | None, says: str) -> None:
     state = NodeState(tmp_path, "run", rows(0))
     path = with_metadata(state, tmp_path, format=format_)
-    expected = (
-        f"{path} has {says}, but Coterie {__version__} reads format 1: go on with the version of Coterie that the run "
-        "began with, or begin a new run"
-    )
+    reads, writer = f"Coterie {__version__} reads format 1", f"Coterie {__version__}, which wrote it"
+    expected = f"the node's state {path} {says.format(reads=reads, writer=writer)}"
     for read in (state.rows, lambda: state.settle("s-1-round-0", []), lambda: state.token):
         with pytest.raises(CheckpointError) as told:
             read()

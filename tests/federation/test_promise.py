@@ -22,7 +22,9 @@ from coterie.federation.server import serve
 from coterie.federation.wire import Rejected, pack, unpack
 from coterie.results import Result
 from coterie.runs.storage import events
+from coterie.runs.storage.atomic_files import read_json
 from coterie.simulation.privacy import Privacy
+from coterie.version import __version__
 from tests.federation.grid import Local, equal, make_federation, node_rows, simulated, states
 
 LIMIT = 2**30
@@ -156,7 +158,27 @@ def test_noise_is_repeated_only_where_everything_is(tmp_path: Path) -> None:
         gap = ledger.release(rows(reply), rows(0), {}, "run", digest)["w"] - first
         assert float(gap.std()) > 0.5
     assert (tmp_path / KEY).stat().st_mode & 0o077 == 0
-    assert json.loads((tmp_path / FILE).read_text()) == {"format": 1, "replies": {"run": {"1.0": 4}}}
+    assert read_json(tmp_path / FILE) == {"format": 1, "coterie": __version__, "replies": {"run": {"1.0": 4}}}
+
+
+@pytest.mark.parametrize("name", [FILE, KEY])
+def test_no_flipped_bit_gives_another_count_or_other_noise(tmp_path: Path, name: str) -> None:
+    ledger = Ledger(tmp_path, NOISY)
+    first = ledger.release(rows(0.01), rows(0), {}, "run", b"message")["w"]
+    path, count = tmp_path / name, (tmp_path / FILE).read_bytes()
+    whole, found = path.read_bytes(), 0
+    for place in range(len(whole)):
+        (tmp_path / FILE).write_bytes(count)
+        spoilt = bytearray(whole)
+        spoilt[place] ^= 1 << place % 8
+        path.write_bytes(spoilt)
+        try:
+            assert ledger.epsilon("run") == NOISY.epsilon(1)
+            assert torch.equal(ledger.release(rows(0.01), rows(0), {}, "run", b"message")["w"], first)
+        except CheckpointError as error:
+            assert "is damaged" in str(error)
+            found += 1
+    assert found >= len(whole) - 20  # of the checksum's own mark
 
 
 def test_records_that_are_damaged_or_of_another_version_are_said_to_be(tmp_path: Path) -> None:
@@ -165,10 +187,10 @@ def test_records_that_are_damaged_or_of_another_version_are_said_to_be(tmp_path:
     (tmp_path / FILE).write_text("{}")
     with pytest.raises(CheckpointError, match="is damaged: put back a copy"):
         ledger.epsilon()
-    for format_, says in ((None, "has no format: an earlier Coterie wrote it"), (2, "has format 2")):
+    for format_, says in ((None, "has no format, as before there were any,"), (2, "is of a newer format, 2,")):
         (tmp_path / FILE).write_text(json.dumps({"replies": {}} | ({} if format_ is None else {"format": format_})))
         with pytest.raises(
-            CheckpointError, match=rf"{FILE} {says}, but Coterie \S+ reads format 1: use the version of"
+            CheckpointError, match=rf"{FILE} of its replies {says} and Coterie \S+ reads format 1: use the version that"
         ):
             ledger.epsilon()
     (tmp_path / FILE).write_text(json.dumps({"format": 1, "replies": {}}))

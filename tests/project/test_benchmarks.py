@@ -32,7 +32,17 @@ def _as_the_scripts_find_each_other(monkeypatch: pytest.MonkeyPatch) -> Iterator
         del sys.modules[name]
 
 
-OURS = ("measuring", "rivals", "side_by_side", "overhead", "scaling", "plots", "startup")
+OURS = (
+    "measuring",
+    "rivals",
+    "side_by_side",
+    "overhead",
+    "scaling",
+    "plots",
+    "rivals_at_their_best",
+    "startup",
+    "study",
+)
 
 
 def script(name: str) -> Any:
@@ -47,7 +57,8 @@ def result_of(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert {"command", "device", "processor", "cores", "threads", "python", "versions", "rows"} <= found.keys()
     assert found["versions"].keys() >= {"coterie", "torch"} and found["rows"]
-    assert platform.node() not in text and str(Path.home()) not in text and str(folder) not in text
+    assert not re.search(rf"\b{re.escape(platform.node())}\b", text)
+    assert str(Path.home()) not in text and str(folder) not in text
     return found
 
 
@@ -81,6 +92,61 @@ def test_a_rival_that_is_not_there_is_left_out_with_a_reason(tmp_path: Path) -> 
         pytest.skip("pfl is installed here")
     found = result_of("side_by_side", tmp_path, "--only", "linear-10", "--with-pfl", str(tmp_path / "nowhere"))
     assert "pfl" in found["absent"]["pfl"] and found["rows"][0]["seconds"].keys() == {"ours", "loop"}
+
+
+def test_rivals_at_their_best(tmp_path: Path) -> None:
+    found = result_of("rivals_at_their_best", tmp_path, "--only", "mlp-10", "--without", "torch.func, compiled")
+    (row,) = found["rows"]
+    assert row["seconds"].keys() == {"ours", "torch.func, vmap"} and row["same_work"]
+    assert 0 < row["updates_apart"]["torch.func, vmap"] < 1e-4
+    times = {way: spread["median"] for way, spread in row["seconds"].items()}
+    theirs = row["best"]["torch.func"]
+    assert theirs["way"] == "torch.func, vmap" and theirs["seconds"] == times["torch.func, vmap"]
+    assert theirs["times_ours"] == pytest.approx(times["torch.func, vmap"] / times["ours"], rel=1e-2)
+    (line,) = script("rivals_at_their_best").table(found)
+    assert line.startswith("| MLP, 159,010 | 10 | 2 | ") and " ms, vmap (" in line
+
+
+def test_study(tmp_path: Path) -> None:
+    found = result_of("study", tmp_path, "--ways", "in turn", "together", "--states", "warm")
+    (row,) = found["rows"]
+    assert (row["runs"], row["rounds"], row["data"]) == (2, 2, "digits")
+    times = {way: row["seconds"][way]["warm"]["median"] for way in ("in turn", "together")}
+    ratio = row["times_as_fast"]["together"]["warm"]["median"]
+    assert ratio == pytest.approx(times["in turn"] / times["together"], rel=1e-2)
+    # The same runs by either way: of a handful of test samples a client none is answered otherwise.
+    assert row["scores_apart"] < 1e-6
+    run = row["one_run"]
+    assert run["rounds"] == 3 and 0 < run["share"]["median"] < 1
+    whole = run["rounds_seconds"]["median"] + run["overhead_seconds"]["median"]
+    assert run["seconds"]["median"] == pytest.approx(whole, rel=1e-2)
+    (line,) = script("study").table(found)
+    assert line.startswith("| digits, warm | ") and line.count(" times as fast (") == 1
+
+
+def test_the_best_way_of_each_counts() -> None:
+    seconds = {"ours": 2.0, "ours, tf32": 1.0, "pfl, 1 process": 40.0, "pfl, 4 processes": 14.0, "jax, vmap": 1.5}
+    best = script("rivals_at_their_best").best({way: {"median": value} for way, value in seconds.items()})
+    assert {family: (found["way"], found["times_ours"]) for family, found in best.items()} == {
+        "ours": ("ours", 1.0),
+        "pfl": ("pfl, 4 processes", 7.0),
+        "jax": ("jax, vmap", 0.75),
+    }
+
+
+def test_gaps_between_unequal_clients_weigh_nothing() -> None:
+    rivals = script("rivals")
+    federation = rivals.Federation(rivals.Work("linear", (1, 28, 28), (7, 2, 4), 3, batch=3))
+    x, y, weights = script("rivals.padded").batches(federation)
+    assert x.shape == (3, 3, 3, 1, 28, 28) and y.shape == weights.shape == (3, 3, 3)
+    assert weights.sum((1, 2)).tolist() == [7, 2, 4] and weights[1].tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0]]
+    player, loop = script("rivals.torch_func").TorchFunc(federation), script("rivals.plain").PlainLoop(federation)
+    before = loop.parameters()
+    for _ in range(2):
+        player.play()
+        loop.play()
+    # The same batches in the same order: rounding alone is between them.
+    assert (player.parameters() - loop.parameters()).norm() < 1e-4 * (loop.parameters() - before).norm()
 
 
 def test_scaling(tmp_path: Path) -> None:
@@ -272,6 +338,16 @@ def test_the_page_shows_how_quickly_the_command_line_answers() -> None:
     page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
     for row in script("startup").table(json.loads((FOLDER / "results/startup.json").read_text(encoding="utf-8"))):
         assert row in page, f"in docs/performance.md, write this row:\n{row}"
+
+
+@pytest.mark.parametrize("name", ["rivals_at_their_best", "study"])
+def test_the_page_shows_rivals_and_studies(name: str) -> None:
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    kept = sorted(FOLDER.glob(f"results/{name.partition('_')[0]}_*.json"))
+    assert kept
+    for path in kept:
+        for row in script(name).table(json.loads(path.read_text(encoding="utf-8"))):
+            assert row in page, f"in docs/performance.md, write this row:\n{row}"
 
 
 def test_the_page_shows_the_kept_results() -> None:

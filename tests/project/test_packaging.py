@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VERSION = PROJECT["project"]["version"]
 INFO = f"coterie-{VERSION}.dist-info"
-SUFFIXES = {".py", ".typed", ".yaml", ".css", ".js", ".html"}  # of what the package may hold
+SUFFIXES = {".py", ".typed", ".yaml", ".css", ".js", ".html", ".json"}  # of what the package may hold
 
 PARTS = {"pydantic_core": ["pydantic"], "triton": ["torch"]}  # what comes with a package that is declared
 

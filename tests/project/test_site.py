@@ -10,6 +10,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -20,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 import click
 import pytest
 import typer
+from selenium.webdriver.remote.webdriver import WebDriver
 
 import coterie
 from coterie import data, models
@@ -174,7 +176,7 @@ def test_lists_and_tables_are_lists_and_tables(source: Path, site: Path, pages: 
     assert counts.get("li", 0) == len(items), "list items"
     assert counts.get("ol", 0) == len(re.findall(r"^ *1\. ", prose, re.M)), "a numbered list that breaks off"
     # Blocks of code with line numbers or titles are divisions, so every table is one of the page's own.
-    generated = len(re.findall(r"^<!-- generated: \w+ -->$", prose, re.M))
+    generated = len(re.findall(r"^<!-- generated: (?!who_gains|gallery)\w+ -->$", prose, re.M))
     assert counts.get("table", 0) == len(re.findall(r"^\|[-| :]+\|$", prose, re.M)) + generated, "tables"
 
 
@@ -182,6 +184,72 @@ def test_marks_for_the_tests_are_not_shown(pages: dict[Path, Written]) -> None:
     for path, page in pages.items():
         assert "<!--" not in article(page), path.name
         assert not re.search(r":(?:class|func|meth|attr|data|mod):`", article(page)), path.name
+
+
+# ------------------------------------------------------------------------------------------------ as a browser shows it
+
+
+def wait_for(browser: WebDriver, script: str, seconds: float = 60) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := browser.execute_script(script)):
+        assert time.monotonic() < until, f"{script}: {browser.get_log('browser')}"
+        time.sleep(0.1)
+    return found
+
+
+def test_the_search_works_where_the_site_is_opened_as_files(site: Path, browser: WebDriver) -> None:
+    for page in ("index.html", "reference/python.html"):  # from both depths the index is found
+        browser.get((site / page).as_uri())
+        browser.get_log("browser")
+        browser.execute_script(
+            "document.getElementById('__search').click();"
+            "const query = document.querySelector('[data-md-component=search-query]');"
+            "query.focus(); query.value = 'who gains hospitals'; query.dispatchEvent(new Event('keyup'))"
+        )
+        found = wait_for(
+            browser, "return [...document.querySelectorAll('.md-search-result__link')].map((link) => link.href)"
+        )
+        assert any("/hospitals.html" in link for link in found), found
+        assert all(link.startswith(site.as_uri()) for link in found)
+        assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+
+
+SHOWN = """
+return [...document.querySelectorAll('article img[src*="sample/"]')]
+  .filter((image) => getComputedStyle(image).display !== 'none')
+  .map((image) => [image.getAttribute('src'), image.complete && image.naturalWidth > 0])
+"""
+
+
+@pytest.mark.parametrize("ground", ["light", "dark"])
+def test_the_pictures_of_the_first_page_are_drawn_for_light_and_for_dark(
+    ground: str, site: Path, browser: WebDriver
+) -> None:
+    media = {"features": [{"name": "prefers-color-scheme", "value": ground}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    browser.get((site / "making" / "site.css").as_uri())  # a page without programs, which could remember another choice
+    browser.execute_script("localStorage.clear()")
+    browser.get((site / "index.html").as_uri())
+    browser.execute_script("document.querySelectorAll('img').forEach((image) => { image.loading = 'eager' })")
+    wait_for(browser, f"return ({SHOWN.strip().removeprefix('return')}).every((each) => each[1])")
+    shown = browser.execute_script(SHOWN)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert len(shown) == 7 and all(source.endswith(f"#only-{ground}") for source, _ in shown), shown
+    texts = (site / shown[0][0].partition("#")[0]).read_text(encoding="utf-8")
+    assert "Lakeside Rehab" in texts and ("#24292f" in texts) is (ground == "light")
+
+
+def test_the_first_page_leads_to_a_report(site: Path, pages: dict[Path, Written], browser: WebDriver) -> None:
+    (link,) = {link for _, _, link in pages[site / "index.html"].links if link.endswith("/report.html")}
+    browser.get((site / link).as_uri())
+    assert "Lakeside Rehab" in browser.page_source and "/tmp/" not in browser.page_source
+    assert wait_for(browser, "return document.querySelectorAll('.plotly svg, .js-plotly-plot svg').length")
+
+
+def test_logo_and_icon_are_the_projects_own(site: Path, pages: dict[Path, Written]) -> None:
+    links = pages[site / "index.html"].links
+    assert ("link", "href", "figures/logo.svg") in links and ("img", "src", "figures/logo.svg") in links
+    assert (site / "figures" / "logo.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
 # ------------------------------------------------------------------------------------------------------- the reference

@@ -143,18 +143,14 @@ def test_it_resumes_exports_and_loads_in_another_process(
 
     run("-m", "coterie", "resume", str(moved), "--quiet")
     assert_same_end(tmp_path / "whole", moved)
-    out = tmp_path / "m.safetensors"
-    run("-m", "coterie", "export", str(moved), "--client", "2", "--out", str(out))
-    assert set(load_file(out)) == {"0.weight", "0.bias", "2.weight", "2.bias"}  # with safetensors alone
-    names = {str(path.relative_to(tmp_path / "m_code")) for path in (tmp_path / "m_code").rglob("*.py")}
+    run("-m", "coterie", "export", str(moved), "--client", "2", "--out", str(tmp_path / "m"))
+    there = shutil.move(tmp_path / "m", tmp_path / "there")
+    assert set(load_file(there / "client-2.safetensors")) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    names = {str(path.relative_to(there / "code")) for path in (there / "code").rglob("*.py")}
     assert names == {"own_things/__init__.py", "own_things/net.py", "own_things/deep/layers.py"}, "of the model alone"
-    assert json.loads((tmp_path / "m.json").read_text())["model"] == OWN_SETTINGS["model"]
-    there = tmp_path / "there"
-    there.mkdir()
-    for path in tmp_path.glob("*m*"):
-        if path.name.startswith(("m.", "m_", "load_m")):
-            shutil.move(path, there / path.name)
-    assert "Linear" in run("-c", f"import runpy; print(runpy.run_path({str(there / 'load_m.py')!r})['load_model']())")
+    assert json.loads((there / "model.json").read_text())["model"] == OWN_SETTINGS["model"]
+    probe = f"import sys; sys.path.insert(0, {str(there)!r}); import predict; print(predict.load().network)"
+    assert "Linear" in run("-c", probe)
 
 
 def test_the_folder_says_what_it_holds(project: Path, tmp_path: Path) -> None:
@@ -292,8 +288,15 @@ def test_files_of_one_stem_are_copied_apart(project: Path) -> None:
     assert {each.module: each.text.decode() for each in copies.files}["own_things_"] == OWN
 
 
-def test_exporting_what_is_there_already_is_refused(project: Path, tmp_path: Path) -> None:
+def test_a_copy_is_loaded_where_the_original_is_loaded_already(project: Path, tmp_path: Path) -> None:
     finish(launch.begin(config_of_own(project, algorithm="local"), tmp_path / "run"))
-    (tmp_path / "m_code").mkdir()
-    with pytest.raises(RunFolderError, match="m_code is there already"):
-        export(tmp_path / "run", 1, tmp_path / "m.safetensors")
+    found = export(tmp_path / "run", tmp_path / "m", clients=1)
+    before = importlib.import_module("own_things.net")
+    (project / "own_things" / "net.py").write_text("raise SystemExit")
+    spec = importlib.util.spec_from_file_location("exported", found.folder / "predict.py")
+    assert spec is not None and spec.loader is not None
+    code = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(code)
+    network = code.load().network
+    assert type(network).__module__ != "exported" and sys.modules["own_things.net"] is before
+    assert network(torch.zeros(1, 6)).shape == (1, 3)

@@ -34,7 +34,7 @@ def assert_close(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
 
 
 def assert_same_run(one: Path, two: Path) -> None:
-    """States, metrics, weights and matrices of two runs, to 1e-10."""
+    """States, metrics, answers, weights and matrices of two runs, to 1e-10."""
     first, second = last_state(one), last_state(two)
     assert first.round == second.round and first.extra == second.extra
     assert_close(first.server, second.server)
@@ -49,3 +49,10 @@ def assert_same_run(one: Path, two: Path) -> None:
         np.testing.assert_allclose(*(result.weights(number) for result in results), rtol=1e-10, atol=1e-10)
     shares = [result.shares for result in results]
     assert shares[0].equals(shares[1])
+    answers = [result.answers for result in results]
+    if answers[0] is None or answers[1] is None:
+        assert answers[0] is answers[1]
+    else:
+        known = ["round", "model", "client"]
+        assert answers[0][known].equals(answers[1][known])
+        np.testing.assert_allclose(answers[0]["answer"], answers[1]["answer"], rtol=1e-6)  # float32

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import yaml
 from rich.console import Console
+from torch import Tensor
 from typer.testing import CliRunner
 
 from coterie import api
@@ -28,6 +29,7 @@ from coterie.results.report import tables as report_tables
 from coterie.results.report.sources import read_runs
 from coterie.runs.experiment import Experiment
 from coterie.runs.storage.atomic_files import read_json
+from coterie.simulation.processes import OneProcess
 from coterie.simulation.simulation import Simulation
 from coterie.studies.comparison import (
     ComparisonPlan,
@@ -40,6 +42,7 @@ from coterie.studies.comparison import (
     make_plan,
     table,
 )
+from coterie.studies.comparison import together as together_module
 from coterie.studies.comparison.standings import Tuned, standings
 from tests.small_runs import SMALL, Killed
 
@@ -72,41 +75,39 @@ def test_stopped_between_runs_it_goes_on_and_repeats_nothing(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
-    run_config = api.run_config
+    play_config = api.play_config
 
-    def counting(config: ExperimentConfig, **more: Any) -> Result:
+    def counting(config: ExperimentConfig, processes: OneProcess | None, **more: Any) -> Result:
         if len(begun) == 2:
             raise KeyboardInterrupt
         begun.append(Path(more["out"]).name)
-        return run_config(config, **more)
+        return play_config(config, processes, **more)
 
     path = tmp_path / "all"
     with monkeypatch.context() as patched, pytest.raises(Interrupted, match=r"2 of 4 runs .* the same command"):
-        patched.setattr(api, "run_config", counting)
+        patched.setattr(api, "play_config", counting)
+        patched.setattr("coterie.studies.comparison.together.WIDEST", 2)
         compare(make_plan(BOTH), path, progress=False)
     assert begun == ["fedacs-seed1", "fedacs-seed10"] and not (path / "table.md").exists()
     kept = {name: (path / "runs" / name / "summary.json").stat().st_mtime_ns for name in begun}
     compare(make_plan(BOTH), path, progress=False)
     assert kept == {name: (path / "runs" / name / "summary.json").stat().st_mtime_ns for name in begun}
     assert_same_tables(whole, path)
-    monkeypatch.setattr(api, "run_config", counting)
-    monkeypatch.setattr(api, "resume", counting)
+    monkeypatch.setattr(api, "play_config", counting)
+    monkeypatch.setattr(api, "play_on", counting)
     compare(make_plan(BOTH), path, progress=False)  # would be interrupted if anything were run again
     assert_same_tables(whole, path)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Killed])
-def test_stopped_within_a_run_it_ends_with_the_same_table(
+def test_stopped_within_runs_it_ends_with_the_same_table(
     error: type[BaseException], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = 0
     play_round = Simulation.play_round
 
-    def stopping(self: Simulation, *args: Any) -> Any:
-        nonlocal played
-        played += 1
-        info = play_round(self, *args)
-        if played == 2 * 3 + 2:  # the second round of the third run
+    def stopping(self: Simulation, clients: Tensor, round_number: int) -> Any:
+        info = play_round(self, clients, round_number)
+        if (self.algorithm.name, self.engine.seed, round_number) == ("fedavg", 1, 2):  # the third run of four
             raise error
         return info
 
@@ -116,24 +117,22 @@ def test_stopped_within_a_run_it_ends_with_the_same_table(
         if error is Killed:
             patched.setattr(Experiment, "keep", lambda self: None)
         compare(make_plan(BOTH), path, progress=False)
-    assert sorted(each.name for each in (path / "runs").iterdir() if (each / "summary.json").exists()) == [
-        "fedacs-seed1",
-        "fedacs-seed10",
-    ]
-    assert (path / "runs/fedavg-seed1/config.yaml").exists()
+    names = [run.name for run in make_plan(BOTH).runs]
+    assert all((path / "runs" / name / "config.yaml").exists() for name in names)
+    assert not any((path / "runs" / name / "summary.json").exists() for name in names)
     compare(make_plan(BOTH), path, progress=False)
     assert_same_tables(whole, path)
-    for run in ("fedavg-seed1", "fedavg-seed10"):
-        metrics = [place / "runs" / run / "metrics.parquet" for place in (whole, path)]
+    for name in names:
+        metrics = [place / "runs" / name / "metrics.parquet" for place in (whole, path)]
         assert metrics[0].read_bytes() == metrics[1].read_bytes()
 
 
 def test_side_by_side_gives_the_same_table_and_stops_likewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan({**BOTH, "seeds": [1], "rounds": 150})
     turn, side = tmp_path / "turn", tmp_path / "side"
-    compare(plan, turn, progress=False)
+    compare(plan, turn, together=False, progress=False)
     with monkeypatch.context() as patched, pytest.raises(Interrupted, match=r"0 of 2 runs .* the same command"):
-        patched.setattr("coterie.studies.comparison.runner._Display.round_ended", interrupt_after_a_round)
+        patched.setattr("coterie.studies.progress.PartProgress.round_ended", interrupt_after_a_round)
         compare(plan, side, jobs=2, progress=False)
     assert any((side / "runs" / run.name / "checkpoint").is_dir() for run in plan.runs)
     compare(plan, side, jobs=2, progress=False)
@@ -141,6 +140,24 @@ def test_side_by_side_gives_the_same_table_and_stops_likewise(tmp_path: Path, mo
     for run in plan.runs:
         metrics = [place / "runs" / run.name / "metrics.parquet" for place in (turn, side)]
         assert metrics[0].read_bytes() == metrics[1].read_bytes()
+
+
+def test_runs_of_one_shape_play_together_unless_they_are_to_be_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[int] = []
+    together = together_module.run_together
+
+    def counting(runs: Sequence[PlannedRun], *rest: Any) -> Any:
+        met.append(len(runs))
+        return together(runs, *rest)
+
+    monkeypatch.setattr(together_module, "run_together", counting)
+    words = [word for name, value in SHARED.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    for place, (options, expected) in enumerate(((["--apart"], []), ([], [4]))):
+        command = ["compare", "fedacs", "fedavg", "--seeds", "1", "10", *words, "--quiet", *options]
+        assert CliRunner().invoke(app, [*command, "--out", str(tmp_path / str(place))]).exit_code == 0
+        assert met == expected
 
 
 def interrupt_after_a_round(self: Any, run: PlannedRun, round_number: int, mean: float | None) -> None:
@@ -333,8 +350,8 @@ def test_what_diverges_is_said_and_not_repeated(tmp_path: Path, monkeypatch: pyt
     found = compare(plan, tmp_path / "all", progress=False)
     assert [row.tuned for row in found.rows] == [{"lr": 0.1}] * 2
     assert set(read_json(tmp_path / "all/diverged.json")) == {"fedavg-lr-4000.0-seed1", "local-lr-4000.0-seed1"}
-    monkeypatch.setattr(api, "run_config", None)
-    monkeypatch.setattr(api, "resume", None)
+    monkeypatch.setattr(api, "play_config", None)
+    monkeypatch.setattr(api, "play_on", None)
     assert csv_text(compare(plan, tmp_path / "all", progress=False)) == csv_text(found)
 
 

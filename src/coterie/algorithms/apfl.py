@@ -35,6 +35,7 @@ from torch import Tensor
 from coterie.algorithms.base import Batch, ClientContext, Cohort, Message, Personalise, Start, State, Task
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local_training import ProximalTraining
+from coterie.algorithms.row_numbers import fitting
 from coterie.rows import Rows
 
 
@@ -57,6 +58,9 @@ class MixtureTraining(ProximalTraining):
         Coefficient of an L2 term on ``α_i``.
     """
 
+    per_row: ClassVar[tuple[str, ...]] = ("prox", "alpha_decay")
+    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply")
+
     adaptive: bool
     alpha_decay: float
 
@@ -73,7 +77,7 @@ class MixtureTraining(ProximalTraining):
         gradient = batch.measuring("v").grad(mixture(alpha, v, w))
         changed = self.optimiser.update(work, "v", alpha * gradient, "own ")
         if self.adaptive:
-            slope = torch.linalg.vecdot(v - w, gradient).unsqueeze(1) + self.alpha_decay * alpha
+            slope = torch.linalg.vecdot(v - w, gradient).unsqueeze(1) + fitting(self.alpha_decay, alpha) * alpha
             changed["alpha"] = (alpha - work["own lr"] * work["opening"] * slope).clamp(0, 1)
             changed["opening"] = torch.zeros_like(alpha)
         return super().step(work, batch) | changed  # last, since a plain step of w is taken in place

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from coterie.algorithms.row_numbers import Number, fitting, nonzero
 from coterie.rows import Columns, Layout
 
 
@@ -191,7 +192,7 @@ class Batch:
             (gradient,) = torch.autograd.grad(losses.sum(), (leaf,))
         return losses.detach(), gradient
 
-    def descend_(self, params: Tensor, rate: Tensor, pull: float = 0.0, centre: Tensor | None = None) -> None:
+    def descend_(self, params: Tensor, rate: Tensor, pull: Number = 0.0, centre: Tensor | None = None) -> None:
         """Take one step of ``w ← w − rate (∇loss(w) + pull (w − centre))`` in place.
 
         The same step as with :meth:`grad`, but a net may take it without ever storing the gradient. Use it only for
@@ -204,17 +205,21 @@ class Batch:
         rate
             Step of each row ``[rows, 1]``.
         pull
-            Weight of the proximal term.
+            Weight of the proximal term, one for all rows or a column ``[rows, 1]``.
         centre
             Its centre ``[rows, parameters]``, needed unless ``pull`` is 0.
         """
         fused = getattr(self.net, "descend_", None)
-        towards = params - centre if pull and centre is not None else None
+        towards = params - centre if nonzero(pull) and centre is not None else None
         if fused is None:
             params.addcmul_(self.grad(params), rate, value=-1)
         else:
             fused(params, rate, self, self.mean_loss)
-        if towards is not None:
+        if towards is None:
+            return
+        if isinstance(pull, Tensor):
+            params.addcmul_(towards * -fitting(pull, towards), rate)
+        else:
             params.addcmul_(towards, rate, value=-pull)
 
     def grad_of(self, losses: Callable[..., Tensor], *params: Tensor) -> tuple[Tensor, ...]:

@@ -123,6 +123,12 @@ class Task(abc.ABC):
     """For a tensor of the reply, the tensor of the message of which it is a changed copy; ``None`` for a gradient, a
     difference or a number. By default that of the same name. Clipping
     (:mod:`coterie.simulation.privacy`) is of the change."""
+    per_row: ClassVar[tuple[str, ...]] = ()
+    """Fields with a number that a step may find as a column ``[rows, 1]``, one for each row, if runs that differ in it
+    are computed together (:mod:`coterie.algorithms.row_numbers`). A class says this for itself: it is not inherited."""
+    outside_steps: ClassVar[tuple[str, ...]] = ()
+    """Fields that no step looks at, only :meth:`start`, :attr:`Fold.then` and :meth:`finish`: runs that differ in them
+    are computed together too. Not inherited either."""
     moves_statistics: ClassVar[bool] = True
     """Whether its passes over training samples may move the running statistics of BatchNorm layers; false for one that
     takes losses and no gradient, whose message and reply then need not carry them."""

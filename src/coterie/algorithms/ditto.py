@@ -24,12 +24,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from pydantic import Field, model_validator
 
 from coterie.algorithms.base import Batch, ClientContext, Fold, Minibatches, Start, State, Task
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local_training import Optimiser, ProximalTraining, refuse_unstable
+from coterie.algorithms.row_numbers import add_times
 from coterie.rows import Rows
 
 
@@ -49,6 +49,9 @@ class DittoTraining(ProximalTraining):
         Weight λ of its proximal term.
     """
 
+    per_row: ClassVar[tuple[str, ...]] = ("prox", "lam")
+    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply")
+
     personal_optimiser: Optimiser
     personal_data: Minibatches
     lam: float
@@ -61,7 +64,7 @@ class DittoTraining(ProximalTraining):
     def personal_step(self, work: Rows, batch: Batch) -> Rows:
         """Take one step of ``v``."""
         v = work["v"]
-        gradient = torch.add(batch.measuring("v").grad(v), v - work["received"], alpha=self.lam)
+        gradient = add_times(batch.measuring("v").grad(v), v - work["received"], self.lam)
         return work | self.personal_optimiser.update(work, "v", gradient, "personal ")
 
     def folds(self) -> tuple[Fold, ...]:

@@ -48,6 +48,8 @@ class LagrangianTraining(ProximalTraining):
     """
 
     references: ClassVar[Mapping[str, str | None]] = {"delta": None}
+    per_row: ClassVar[tuple[str, ...]] = ("prox",)
+    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply")
 
     def augmented(self, w: Tensor, pi: Tensor) -> Tensor:
         """Return ``w_i + π_i/ρ``."""

@@ -62,6 +62,8 @@ class FirstOrderTraining(ProximalTraining):
     """Evaluates the received models on validation samples, moves towards the better ones, then trains."""
 
     references: ClassVar[Mapping[str, str | None]] = {"w": None, "raw": None}
+    per_row: ClassVar[tuple[str, ...]] = ("prox",)
+    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply")
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Set all losses to zero."""

@@ -128,6 +128,8 @@ class Drift(Task):
         The least γ that the client uses.
     """
 
+    outside_steps: ClassVar[tuple[str, ...]] = ("gamma",)
+
     optimiser: Optimiser
     gamma: float
 

@@ -43,6 +43,7 @@ from coterie.algorithms.base import (
 )
 from coterie.algorithms.body_and_head import PartsTraining, require_parts
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.row_numbers import fitting
 from coterie.errors import ModelError
 from coterie.models.problem import LOSSES
 from coterie.rows import Rows
@@ -71,6 +72,8 @@ class TwoHeadTraining(PartsTraining):
         How strongly class counts are balanced.
     """
 
+    per_row: ClassVar[tuple[str, ...]] = ("gamma",)
+
     gamma: float
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
@@ -82,7 +85,7 @@ class TwoHeadTraining(PartsTraining):
         generic, personal = both_heads(batch.net, work["w"], work["phi"], batch.x, batch.key)
         # A head may be wider than the data has classes; 0 to the power of 0 is 1, so γ = 0 masks nothing.
         counts = F.pad(work["counts"], (0, generic.shape[-1] - work["counts"].shape[-1]))
-        balanced = generic + counts.pow(self.gamma).log().unsqueeze(1)
+        balanced = generic + counts.pow(fitting(self.gamma, counts)).log().unsqueeze(1)
         # What the second term holds fixed is detached, so the gradient of the sum is that of each term apart.
         second = batch.mean_loss(generic.detach() + personal, _cross_entropy)
         return batch.mean_loss(balanced, _cross_entropy) + second

@@ -93,6 +93,9 @@ class AdmmTraining(PersonalTraining):
         Update the dual; otherwise it stays as it was.
     """
 
+    per_row: ClassVar[tuple[str, ...]] = ("prox",)
+    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply", "own_centre", "dual")
+
     dual: bool
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from coterie.algorithms.base import Algorithm, Batch, ClientContext, Fold, Minibatches, Start, State, Task
+from coterie.algorithms.row_numbers import add_times, nonzero
 from coterie.errors import ConfigError
 from coterie.rows import Rows
 
@@ -34,6 +35,9 @@ class Optimiser:
         Factor by which the learning rate shrinks each round.
     """
 
+    per_row: ClassVar[tuple[str, ...]] = ("momentum", "weight_decay")
+    outside_steps: ClassVar[tuple[str, ...]] = ("lr", "lr_decay")
+
     kind: Literal["sgd", "adam"] = "sgd"
     lr: float = 0.05
     momentum: float = 0.0
@@ -43,7 +47,7 @@ class Optimiser:
     @property
     def plain(self) -> bool:
         """Whether a step is ``w − lr · gradient`` and nothing else."""
-        return self.kind == "sgd" and not self.momentum and not self.weight_decay
+        return self.kind == "sgd" and not nonzero(self.momentum) and not nonzero(self.weight_decay)
 
     def init(self, context: ClientContext, params: Tensor, prefix: str = "") -> Rows:
         """Make the optimiser's rows.
@@ -93,8 +97,8 @@ class Optimiser:
             The names that changed: put them over ``work``.
         """
         params, rate = work[name], work[f"{prefix}lr"]
-        if self.weight_decay:
-            gradient = torch.add(gradient, params, alpha=self.weight_decay)
+        if nonzero(self.weight_decay):
+            gradient = add_times(gradient, params, self.weight_decay)
         if self.kind == "adam":
             first = torch.lerp(work[f"{prefix}adam first"], gradient, 1 - 0.9)
             second = work[f"{prefix}adam second"].mul(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
@@ -104,8 +108,8 @@ class Optimiser:
             step = {name: params - scale * (first / spread)}
             names = (f"{prefix}adam {name}" for name in ("first", "second", "count"))
             return step | dict(zip(names, (first, second, count), strict=True))
-        if self.momentum:
-            velocity = torch.add(gradient, work[f"{prefix}velocity"], alpha=self.momentum)
+        if nonzero(self.momentum):
+            velocity = add_times(gradient, work[f"{prefix}velocity"], self.momentum)
             return {name: torch.addcmul(params, velocity, rate, value=-1), f"{prefix}velocity": velocity}
         return {name: torch.addcmul(params, gradient, rate, value=-1)}
 
@@ -129,6 +133,9 @@ class ProximalTraining(Task):
     reply
         Send the trained model; otherwise it stays with the client.
     """
+
+    per_row: ClassVar[tuple[str, ...]] = ("prox",)
+    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply")
 
     optimiser: Optimiser
     data: Minibatches
@@ -161,8 +168,8 @@ class ProximalTraining(Task):
             batch.descend_(work["w"], work["lr"], self.prox, work.get("centre"))  # `start` made these rows ours
             return work
         gradient = batch.grad(work["w"])
-        if self.prox:
-            gradient = torch.add(gradient, work["w"] - work["centre"], alpha=self.prox)
+        if nonzero(self.prox):
+            gradient = add_times(gradient, work["w"] - work["centre"], self.prox)
         return work | self.optimiser.update(work, "w", gradient)
 
     def folds(self) -> tuple[Fold, ...]:

@@ -23,12 +23,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from coterie.algorithms.base import Ask, Batch, Cohort, Message, Minibatches, Personalise, State, Task
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local_training import Optimiser, ProximalTraining
+from coterie.algorithms.row_numbers import add_times, nonzero
 from coterie.rows import Rows
 
 
@@ -44,6 +44,9 @@ class MetaTraining(ProximalTraining):
         Half the distance δ of the finite difference; 0 leaves the second-order term out.
     """
 
+    per_row: ClassVar[tuple[str, ...]] = ("inner_lr", "delta")
+    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply")
+
     inner_lr: float = 0.0
     delta: float = 0.0
 
@@ -51,12 +54,12 @@ class MetaTraining(ProximalTraining):
         """Take one step."""
         w, a = work["w"], self.inner_lr
         others = tuple(other.measuring(None) for other in others)
-        adapted = torch.sub(w, batch.grad(w), alpha=a)
+        adapted = add_times(w, batch.grad(w), -a)
         gradient = others[0].grad(adapted)
-        if self.delta:
-            ahead = others[1].grad(torch.add(w, gradient, alpha=self.delta))
-            behind = others[1].grad(torch.sub(w, gradient, alpha=self.delta))
-            gradient = torch.sub(gradient, ahead - behind, alpha=a / (2 * self.delta))
+        if nonzero(self.delta):
+            ahead = others[1].grad(add_times(w, gradient, self.delta))
+            behind = others[1].grad(add_times(w, gradient, -self.delta))
+            gradient = add_times(gradient, ahead - behind, -(a / (2 * self.delta)))
         return work | self.optimiser.update(work, "w", gradient)
 
 

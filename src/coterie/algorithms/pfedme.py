@@ -29,7 +29,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -47,6 +46,7 @@ from coterie.algorithms.base import (
     Task,
 )
 from coterie.algorithms.local_training import GlobalTraining, Optimiser, refuse_unstable
+from coterie.algorithms.row_numbers import add_times, fitting
 from coterie.rows import Rows
 
 
@@ -74,6 +74,9 @@ class EnvelopeTraining(Task):
         Step ``w`` once, after the last minibatch, instead of after each.
     """
 
+    per_row: ClassVar[tuple[str, ...]] = ("lam", "eta")
+    outside_steps: ClassVar[tuple[str, ...]] = ("from_own",)
+
     optimiser: Optimiser
     data: Minibatches
     lam: float
@@ -92,13 +95,13 @@ class EnvelopeTraining(Task):
         w = work["w"]
         for _ in range(self.inner_steps):
             theta = work["theta"]
-            gradient = torch.add(batch.grad(theta), theta - w, alpha=self.lam)
+            gradient = add_times(batch.grad(theta), theta - w, self.lam)
             work = work | self.optimiser.update(work, "theta", gradient)
         return work if self.once else work | {"w": self.moved(work)}
 
     def moved(self, work: Rows) -> Tensor:
         """Return ``w`` after its step."""
-        return work["w"] - self.eta * self.lam * (work["w"] - work["theta"])
+        return work["w"] - fitting(self.eta * self.lam, work["w"]) * (work["w"] - work["theta"])
 
     def folds(self) -> tuple[Fold, ...]:
         """Make one pass, with a local round for each minibatch."""

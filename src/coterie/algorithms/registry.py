@@ -24,10 +24,21 @@ if TYPE_CHECKING:
 _FACTS = ("name", "title", "citation")
 # What methods use, in the same folder.
 _NO_METHODS = (
-    *("base", "batch", "body_and_head", "client", "contract", "local_part", "local_training", "messages"),
+    *(
+        "base",
+        "batch",
+        "body_and_head",
+        "client",
+        "contract",
+        "local_part",
+        "local_training",
+        "messages",
+        "row_numbers",
+    ),
     *("registry", "running_statistics"),
 )
 _registered: dict[str, type[Algorithm]] = {}
+_handed_over: dict[str, str] = {}  # of classes that a program handed over: their digests by name
 
 
 def register(algorithm: type[Algorithm]) -> type[Algorithm]:
@@ -56,6 +67,35 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
         raise ConfigError(f"an algorithm named {algorithm.name!r} is registered already ({'.'.join(_place(known))})")
     _registered[algorithm.name] = algorithm
     return algorithm
+
+
+def hand_over(algorithm: type[Algorithm]) -> str:
+    """Register a class that a program hands over, under its name and digest; give the name."""
+    from coterie.algorithms.base import Algorithm
+
+    if not (inspect.isclass(algorithm) and issubclass(algorithm, Algorithm)):
+        raise ConfigError(f"algorithm is {algorithm!r}, but must be a name, or a class or object of an Algorithm")
+    if algorithm.__module__.startswith("coterie.algorithms."):
+        return algorithm.name
+    from coterie.user_code.digests import digest_of
+
+    name = register(algorithm).name
+    _handed_over[name] = digest_of(algorithm)
+    return name
+
+
+def handed_over(name: str) -> str | None:
+    """Give the digest of a class that a program handed over; ``None`` for all other names."""
+    return _handed_over.get(name)
+
+
+def refuse_missing(name: str, digest: str | None) -> None:
+    """Refuse a method that a program handed over when the run began, and that is not here."""
+    if digest is not None and not is_file(name) and name not in names():
+        raise ConfigError(
+            f"algorithm is {name!r}, a class of the Python program that began the run, which is not here: hand it over "
+            "again with coterie.resume(PATH, algorithm=...)"
+        )
 
 
 def _place(algorithm: type[Algorithm]) -> tuple[str, str]:

@@ -51,6 +51,7 @@ from coterie.algorithms.base import (
 )
 from coterie.algorithms.body_and_head import PartsTraining, probe, require_parts
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.row_numbers import fitting
 from coterie.rows import Rows
 
 
@@ -88,6 +89,9 @@ class TwoExitTraining(PartsTraining):
         Weight of the client's own part in the mixture.
     """
 
+    per_row: ClassVar[tuple[str, ...]] = ("gamma",)
+    outside_steps: ClassVar[tuple[str, ...]] = ("lam",)
+
     gamma: float
     lam: float
 
@@ -99,7 +103,8 @@ class TwoExitTraining(PartsTraining):
     def losses(self, work: Rows, batch: Batch) -> Tensor:
         """Return the weighted sum of both exits' losses."""
         early, late = exits(batch.net, work["client"], work["server"], batch.x, batch.key)
-        return self.gamma * batch.mean_loss(early) + (1 - self.gamma) * batch.mean_loss(late)
+        first, second = batch.mean_loss(early), batch.mean_loss(late)
+        return fitting(self.gamma, first) * first + fitting(1 - self.gamma, second) * second
 
     def folds(self) -> tuple[Fold, ...]:
         """Make one pass over minibatches."""

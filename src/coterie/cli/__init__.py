@@ -48,17 +48,15 @@ def main() -> None:
 
 def _run() -> int:
     """Run the command that the arguments name, and give its exit code."""
-    import click
-
     from coterie.cli.app import app
-    from coterie.cli.usage import usage_sentence
+    from coterie.cli.usage import UsageError, usage_sentence
 
     try:
         code = app(prog_name="coterie", standalone_mode=False)
-    except click.UsageError as error:
+    except UsageError as error:
         if sentence := usage_sentence(error):
             _say(f"error: {sentence}")
-        return error.exit_code
+        return 2
     return code if isinstance(code, int) else 0
 
 

@@ -5,15 +5,17 @@ Modules of commands import what they need when a command runs, so that ``--help`
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
 from coterie.cli import compare, data, export, federate, listing, partition, recipe, report, runs
 from coterie.errors import Interrupted
 from coterie.version import __version__
+
+if TYPE_CHECKING:
+    import click
 
 
 class _Commands(TyperGroup):
@@ -38,6 +40,7 @@ app = typer.Typer(
 app.command()(runs.run)
 app.command()(compare.compare)
 app.command()(export.export)
+app.command()(export.predict)
 app.command()(report.report)
 app.command()(runs.resume)
 app.command()(runs.show)

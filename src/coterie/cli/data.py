@@ -1,7 +1,8 @@
-"""Commands about data sets: list them, check which are on the disk, download one, describe one of your own."""
+"""Commands about data sets: list them, check which are on the disk, download one, describe your own, draw a sample."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,6 +49,55 @@ def fetch(
     where.
     """
     err.print(f"data: {data.fetch(name, data_dir, progress=not quiet)}", markup=False, highlight=False)
+
+
+@app.command()
+def sample(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The CSV file to write.")],
+    rows: Annotated[int, typer.Option(min=1, help="About how many rows.")] = 12000,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of everything that is drawn.")] = 1,
+) -> None:
+    """Draw a table to try things with: stays in twelve hospitals of unequal sizes, with gaps, some hospitals alike.
+
+    Example: coterie data sample hospitals.csv
+    """
+    if out.exists():
+        raise ConfigError(f"{out} is there already: choose another file")
+    from coterie.data.hospitals import HOSPITALS, draw_hospitals
+
+    table = draw_hospitals(rows, seed)
+    try:
+        table.to_csv(out, index=False)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written ({error.strerror or error})") from error
+    err.print(f"table: {out} ({len(table):,} rows, {len(HOSPITALS)} hospitals)", markup=False, highlight=False)
+
+
+@app.command()
+def decoded(
+    folder: Annotated[Path, typer.Argument(help="The folder of images, as after --data folder:.")],
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the files; they are made again when wanted.")
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """List the files of decoded images that belong to a folder of images, or remove them.
+
+    Images that are more than 64 MB decoded are decoded once, into a file beside them, or in the data folder where
+    nobody may write beside them.
+    """
+    from coterie.data.image_cache import cached_files
+    from coterie.units import format_bytes
+
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}")
+    found = cached_files(folder, data.data_folder(data_dir))
+    for file in found:
+        out.print(f"{format_bytes(file.stat().st_size):>9}  {file}", markup=False, highlight=False, soft_wrap=True)
+        if remove:
+            file.unlink(missing_ok=True)
+    said = f"{len(found)} file{'' if len(found) == 1 else 's'}{' removed' if remove else ''}"
+    err.print(said if found else f"there are no decoded images of {folder}", markup=False, highlight=False)
 
 
 @app.command()

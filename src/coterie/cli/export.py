@@ -1,19 +1,25 @@
-"""The command that takes one client's model out of a run."""
+"""The commands that take models out of a run, and predict with them."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from coterie.cli.console import err
-from coterie.cli.shared_options import DataDir, Text
+from coterie.cli.shared_options import DataDir, Folder, Text, Texts
 
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    client: Annotated[str, typer.Option(metavar="CLIENT", help="The client: its name, or its number from 0.")],
+    client: Annotated[
+        Texts,
+        typer.Option(
+            metavar="CLIENT", help="A client, by name or number from 0; may be repeated.", show_default="all clients"
+        ),
+    ] = None,
     best: Annotated[
         Text,
         typer.Option(
@@ -22,19 +28,58 @@ def export(
             show_default="personal",
         ),
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write the module as an ONNX file too.")] = False,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The file for the parameters.")] = Path("model.safetensors"),
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write each model as an ONNX file too.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder to write.")] = Path("model"),
     data_dir: DataDir = None,
 ) -> None:
-    """Write one client's model: its parameters, what is known of it, and a Python file that loads it.
+    """Write models as a folder that predicts for raw rows, without Coterie: columns, scaling, parameters, code.
 
-    Example: coterie export runs/fedacs-digits-seed1 --client 7 --out client7.safetensors
+    Example: coterie export runs/fedacs-hospitals-seed1 --client north --out north
     """
     from coterie.results import export as exporting
 
-    written = exporting.export(run, client, out, best=exporting.kind(best), onnx=onnx, data_dir=data_dir)
-    measured = ", ".join(f"{name} {value:.4f}" for name, value in written.about["test"].items())
-    err.print(f"{written.about['kind']} model of client {client}, on its test samples: {measured}", highlight=False)
-    err.print(f"model: {written.model}, loaded by {written.loader}", markup=False, highlight=False)
-    if written.onnx:
-        err.print(f"onnx: {written.onnx}", markup=False, highlight=False)
+    written = exporting.export(
+        run, out, clients=client or None, best=exporting.kind(best), onnx=onnx, data_dir=data_dir
+    )
+    entries = written.about["clients"]
+    for entry in entries[:_SHOWN]:
+        whose = "all clients" if entry["client"] is None else entry.get("name", f"client {entry['client']}")
+        measured = ", ".join(f"{name} {value:.4f}" for name, value in entry["test"].items())
+        said = f"on test samples: {measured}" if measured else "not measured"
+        err.print(f"{whose}: {entry['kind']} model, {said}", markup=False, highlight=False, soft_wrap=True)
+    if len(entries) > _SHOWN:
+        err.print(f"and {len(entries) - _SHOWN} more", highlight=False)
+    err.print(f"model: {written.folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder that `coterie export` wrote.")],
+    rows: Annotated[
+        Path, typer.Argument(metavar="ROWS", help="A CSV or Parquet file with a header, or samples in .npy or .npz.")
+    ],
+    client: Annotated[
+        Text, typer.Option(metavar="CLIENT", help="Whose model, by name or number, where there are several.")
+    ] = None,
+    out: Annotated[
+        Folder, typer.Option(metavar="FILE", help="The CSV file for the scores.", show_default="the terminal")
+    ] = None,
+) -> None:
+    """Predict for raw rows with an exported model: the class and all probabilities, or the value, of each row.
+
+    Example: coterie predict model new.csv --client north --out scores.csv
+    """
+    from coterie.errors import ConfigError
+    from coterie.results.export import predict as predicted
+
+    scores = predicted(model, rows, client)
+    if out is None:
+        scores.to_csv(sys.stdout, index=False)
+        return
+    try:
+        scores.to_csv(out, index=False)
+    except OSError as error:
+        raise ConfigError(f"out is {str(out)!r}, which cannot be written ({error.strerror or error})") from error
+    err.print(f"scores: {out} ({len(scores):,} rows)", markup=False, highlight=False)
+
+
+_SHOWN = 20  # clients that are named

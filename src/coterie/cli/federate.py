@@ -18,6 +18,7 @@ import typer
 import yaml
 
 from coterie.algorithms import registry
+from coterie.cli import agreeing, watching
 from coterie.cli.console import err, out
 from coterie.cli.shared_options import Folder, Method, Track, with_fields
 from coterie.errors import ConfigError, RunFolderError
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from coterie.federation.monitor import RunMonitor
 
 app = typer.Typer(help="Run a method between machines, over Flower.", no_args_is_help=True)
+app.command()(agreeing.describe)
+app.command()(agreeing.agree)
+app.command()(watching.watch)
 
 Project = Annotated[Path, typer.Argument(metavar="DIR", help="The project folder that `init` wrote.")]
 NodeFolder = Annotated[Path, typer.Argument(metavar="NODE", help="The node's folder, DIR/nodes/NAME.")]
@@ -39,6 +43,10 @@ _ASK_FLOWER, _LOST = 15.0, 60.0  # seconds between questions, and without an ans
 def _plan_option(name: str) -> Any:
     words = str(_PLAN[name].description)
     return typer.Option(help=f"{words[0].upper()}{words[1:]}.")
+
+
+def _say(text: str) -> None:
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _need_flower() -> None:
@@ -71,21 +79,26 @@ def server(folder: Project) -> None:
     """Run the server: Flower's SuperLink for this machine alone, and the gate that nodes reach."""
     _need_flower()
     from coterie.federation import agreement, project
-    from coterie.federation.flower import superlink
+    from coterie.federation.flower.gate_server import GateServer
+    from coterie.federation.flower.superlink import superlink
+    from coterie.runs.storage.atomic_files import remove_drafts
+    from coterie.runs.storage.lock import lock_folder
 
     config, agreed = project.read_server(folder), agreement.read(folder / agreement.FILE)
     keys = {member.name: member.key for member in agreed.members if member.key is not None}
-    own = (folder / "server").absolute()
-    with superlink.superlink(own, config.superlink_port, keys):
-        address = f"{config.host}:{config.port}"
-        superlink.run_gate(
-            own,
-            (config.host, config.port),
-            config.superlink_port,
-            list(keys.values()),
-            agreed.limit + 2**20,  # what Flower adds to a message
-            lambda: err.print(f"ready: nodes reach the server at {address}", highlight=False),
+    own, place = (folder / "server").absolute(), (config.host, config.port)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, lock_folder(own))  # two would take each other's files for their own
+        remove_drafts(own, own / "plans")
+        link = stack.enter_context(superlink(own, config.superlink_port, keys, _say))
+        limit = agreed.limit + 2**20  # what Flower adds to a message
+        gate = GateServer(own, place, config.superlink_port, list(keys.values()), limit, _say)
+        gate.run(
+            ready=lambda: _say(f"ready: nodes reach the server at {config.host}:{config.port}"),
+            is_over=lambda: link.failure is not None,
         )
+        if link.failure is not None:
+            raise link.failure
 
 
 @app.command()
@@ -96,22 +109,40 @@ def node(
     """Run a node; one whose data or roster disagree with federation.yaml does not start."""
     _need_flower()
     from coterie.federation import project
-    from coterie.federation.flower import activation, executor, processes
+    from coterie.federation.flower import processes
+    from coterie.federation.flower.node_runner import NodePlace, run_node
+    from coterie.federation.node_state import tidy
     from coterie.runs.storage.lock import lock_folder
 
     folder = folder.absolute()
     opened, config = project.open_node(folder), project.read_node(folder)
-    err.print(f"{config.member} is client {opened.client} of {opened.agreement.name}", highlight=False)
+    _say(f"{config.member} is client {opened.client} of {opened.agreement.name}")
     env = processes.environment(folder / "flower", opened.means.threads or opened.agreement.threads)
-    port, log = port or processes.free_port(), folder / "supernode.log"
-    place = (config.server, folder / config.ca, folder / config.key)
+    place = NodePlace(folder, config.server, folder / config.ca, folder / config.key, port)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, lock_folder(folder))  # two processes would write the same state
+        tidy(folder)
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
         stack.enter_context(_terminated_as_interrupt())
-        activation.deactivate_previous(*place, folder / "supernode.id")
-        err.print(f"running; its log is {log}", highlight=False)
-        executor.run_node(processes.supernode(*place, port), env, log, port, opened.handle)
+        _say(f"running; its log is {place.log}")
+        run_node(place, env, opened.handle, _say)
+
+
+@app.command()
+def renew(
+    folder: Project,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="How long the new certificate is to hold.")] = 365,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Give the server a new private key too.")] = False,
+    authority: Annotated[
+        bool, typer.Option("--authority", help="Renew the authority's own certificate first; its key stays.")
+    ] = False,
+) -> None:
+    """Renew the server's certificate with the federation's own authority; what it replaces stays beside it."""
+    _need_flower()
+    from coterie.federation.flower import renewal
+
+    for line in renewal.renew(folder, days, new_key, authority):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -162,8 +193,12 @@ def status(folder: Project) -> None:
     from rich.table import Table
 
     from coterie.federation import agreement
+    from coterie.federation.flower.expiry import warnings_of
     from coterie.runs.storage import MetricsLog, events, read_config, read_summary
 
+    files = (folder / "server" / name for name in ("server.crt", "ca.crt"))
+    for warning in warnings_of({str(path): path for path in files if path.exists()}):
+        out.print(warning, markup=False, highlight=False, soft_wrap=True)
     members, control = agreement.read(folder / agreement.FILE).members, _control(folder)
     try:
         found = control.statuses()
@@ -208,25 +243,6 @@ def models(folder: NodeFolder) -> None:
     if spent:
         last, together = ("unbounded" if each is None else f"{each:.4g}" for each in spent.values())
         out.print(f"privacy loss ε of the last run: {last}; of all runs: {together}", highlight=False)
-
-
-@app.command()
-def describe(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A node's own data, as in node.yaml.")],
-) -> None:
-    """Say what some data are, in the words of federation.yaml, for members to agree on."""
-    from coterie.federation.party_data import read_own
-
-    found = read_own(data, Path())
-    words = {"input_shape": found.input_shape, "classes": found.classes, "columns": found.features}
-    norm = {"mean": found.mean, "std": found.std}
-    lists = {name: list(value) for name, value in words.items() if value}
-    lists |= {name: [float(f"{number:.6g}") for number in value] for name, value in norm.items()}
-    out.print(f"data:\n  task: {found.task}", markup=False, highlight=False)
-    for name, value in lists.items():
-        text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
-        out.print(f"  {name}: {text.splitlines()[0]}", markup=False, highlight=False, soft_wrap=True)
-    err.print(f"{len(found)} samples; mean and std are of these alone", highlight=False)
 
 
 @app.command()

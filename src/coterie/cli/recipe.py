@@ -10,7 +10,18 @@ from typing import Annotated, Any, Literal, Optional
 import typer
 
 from coterie.cli.console import err, out
-from coterie.cli.shared_options import EXPERIMENT, RESULTS, DataDir, Folder, Jobs, Quiet, Seeds, Texts, with_fields
+from coterie.cli.shared_options import (
+    EXPERIMENT,
+    RESULTS,
+    Apart,
+    DataDir,
+    Folder,
+    Jobs,
+    Quiet,
+    Seeds,
+    Texts,
+    with_fields,
+)
 from coterie.cli.written_values import separate_seeds
 from coterie.errors import ConfigError
 
@@ -44,10 +55,12 @@ def show(
     quick: Annotated[bool, typer.Option("--quick", help="Show the plans of the quick version.")] = False,
 ) -> None:
     """Show a recipe: the setting, the plans, the paper's numbers, the criteria, and how much work it is."""
-    from coterie.cli.recipe_view import print_recipe
     from coterie.studies import recipes
 
-    print_recipe(recipes.load(name), quick)
+    recipe = recipes.load(name)
+    from coterie.cli.recipe_view import print_recipe
+
+    print_recipe(recipe, quick)
 
 
 @app.command()
@@ -97,6 +110,7 @@ def run(
         ),
     ] = None,
     jobs: Jobs = 1,
+    apart: Apart = False,
     data_dir: DataDir = None,
     out_dir: Annotated[
         Folder,
@@ -126,10 +140,11 @@ def run(
     words, numbers = separate_seeds(name, seeds or [])
     if len(words) != 1:
         raise ConfigError(f"a recipe is run alone, not {' '.join(words) or 'none'}: give one name")
-    from coterie.runs.storage.atomic_files import write_json, write_text
     from coterie.studies import recipes
 
     recipe = recipes.load(words[0])
+    from coterie.runs.storage.atomic_files import write_json, write_text
+
     over = fields | ({"seeds": numbers} if numbers else {}) | ({} if rounds is None else {"rounds": rounds})
     folder = out_dir or Path("runs") / (f"{recipe.name}-quick" if quick else recipe.name)
     outcome = recipes.run_recipe(
@@ -140,6 +155,7 @@ def run(
         over=over,
         data_dir=data_dir,
         jobs=jobs,
+        together=not apart,
         progress=not quiet,
         tell=lambda sentence: err.print(sentence, markup=False, highlight=False),
     )

@@ -146,5 +146,18 @@ Seeds = Annotated[
     ),
 ]
 Jobs = Annotated[
-    int, typer.Option(min=1, help="Runs at a time, each in a process of its own.", rich_help_panel=COMPUTING)
+    int,
+    typer.Option(
+        min=1,
+        help="Processes that play runs side by side: on the CPU up to one a core; on one GPU, one is the fastest.",
+        rich_help_panel=COMPUTING,
+    ),
+]
+Apart = Annotated[
+    bool,
+    typer.Option(
+        "--apart",
+        help="Play every run by itself; by default runs with the same data, model and device play together.",
+        rich_help_panel=COMPUTING,
+    ),
 ]

@@ -24,7 +24,7 @@ from coterie import kernels, randomness
 from coterie.algorithms.base import Batch, Net
 from coterie.compute._cache import BoundedCache
 from coterie.compute.engine import join, take
-from coterie.compute.samples import Samples
+from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule
 from coterie.rows import Rows
 
@@ -137,6 +137,8 @@ class RecordedFold:
         Loss of each sample.
     samples
         The federation's samples.
+    split
+        Which of them the fold passes over.
     capacity
         Steps that the tables have room for.
     step
@@ -146,6 +148,7 @@ class RecordedFold:
     net: Net
     per_sample: Callable[[Tensor, Tensor], Tensor]
     samples: Samples
+    split: Split
     capacity: int
     step: Callable[..., Rows]
     _buffers: Rows = field(default_factory=dict)
@@ -218,7 +221,10 @@ class RecordedFold:
             if "dropout" in self._buffers:
                 key = randomness.fold_in(self._buffers["dropout"][:rows], at * len(index) + draw)
             x, y = self.samples.gather(index[draw], clients, key)
-            batches.append(Batch(self.net, self.per_sample, x, y, weight, share, key))
+            given_weight, given_share = weight, share
+            if self.samples.class_weights is not None:
+                given_weight, given_share = self.samples.class_weights.apply(clients, y, weight, share, self.split)
+            batches.append(Batch(self.net, self.per_sample, x, y, given_weight, given_share, key))
         given = take(self._work, slice(0, rows))
         for name, value in self.step(given, *batches).items():
             if value is not given[name]:  # descend_ has changed it in place
@@ -226,7 +232,7 @@ class RecordedFold:
         at.add_(1)
 
     def _record(self, rows: int) -> Callable[[], None]:
-        if not self.samples.y.is_cuda:
+        if not self.samples.y.is_cuda or not self.samples.on_device:
             return lambda: self._one_step(rows)
         with kernels.rehearsal():
             self._one_step(rows, rewound=True)

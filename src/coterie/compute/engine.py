@@ -56,6 +56,8 @@ class Engine(abc.ABC):
     """
 
     name: str
+    even_batches: bool = False
+    """Whether all batches are as wide as the largest of any client's in the federation, whoever is computed with it."""
 
     def __init__(self, problem: Problem, samples: Samples, seed: int) -> None:
         self.problem, self.samples, self.seed = problem, samples, seed

@@ -69,7 +69,7 @@ class LoopEngine(Engine):
         mine = self.samples.splits[over.split][int(context.clients)]
         for index in mine.split(over.size):
             if len(index):
-                yield [self._batch(index, context, share=len(index) / len(mine), key=None)]
+                yield [self._batch(index, context, len(index) / len(mine), None, over.split)]
 
     def _minibatches(self, over: Minibatches, context: ClientContext, call: Call, number: int) -> Iterator[list[Batch]]:
         mine = self.samples.splits["train"][int(context.clients)]
@@ -90,13 +90,15 @@ class LoopEngine(Engine):
             for draw, order in enumerate(orders):
                 index = order[place * size : (place + 1) * size]
                 step_key = randomness.fold_in(dropout, step * over.draws + draw)
-                batches.append(self._batch(index, context, share=len(index) / len(mine), key=step_key))
+                batches.append(self._batch(index, context, len(index) / len(mine), step_key, "train"))
             yield batches
 
-    def _batch(self, index: Tensor, context: ClientContext, share: float, key: Tensor | None) -> Batch:
+    def _batch(self, index: Tensor, context: ClientContext, share: float, key: Tensor | None, split: Split) -> Batch:
         x, y = self.samples.gather(index.unsqueeze(0), context.clients, key)
         weight = torch.full(y.shape, 1 / len(index), dtype=self.samples.dtype, device=y.device)
         shares = torch.full((1,), share, dtype=self.samples.dtype, device=y.device)
+        if self.samples.class_weights is not None:
+            weight, shares = self.samples.class_weights.apply(context.clients, y, weight, shares, split)
         return Batch(self._net, self.problem.loss, x, y, weight, shares, key)
 
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:

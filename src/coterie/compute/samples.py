@@ -1,4 +1,4 @@
-"""The samples, held once on the device and gathered by index, and who holds which."""
+"""The samples, held once and gathered by index, and who holds which."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ import torch
 from torch import Tensor
 
 from coterie import randomness
+from coterie.compute.class_weights import ClassWeights
 from coterie.data import Dataset
+from coterie.data.mapped import PagesInUse, is_mapped
 from coterie.data.partitions import Ragged, Shares
 from coterie.errors import ConfigError, DataError
 
 Split = Literal["train", "validation", "test"]
 
 _FLOAT_LIMIT = 2**28  # bytes: images that fit in this as floats are normalised once, larger sets stay uint8
+_DEVICE_PART = 0.5  # of a device's free memory that inputs may take; the rest is for models
 
 
 @dataclass(frozen=True)
 class Samples:
-    """All samples of a federation on one device.
+    """All samples of a federation, for one device.
 
     Parameters
     ----------
     x
         Inputs ``[samples, ...]``: floating-point numbers ready for the model, uint8 to be normalised when gathered, or
-        int64 numbers of words, which are left as they are.
+        int64 numbers of words, which are left as they are. They lie on the device, on the host if the device has no
+        room for them, or in a file that is mapped.
     y
         Targets ``[samples]``.
     scale
-        With uint8 inputs, factor of each channel, shaped to broadcast.
+        With uint8 inputs, factor of each channel, shaped to broadcast; with ``statistics_of`` one for each client.
     shift
         With uint8 inputs, what is added to each channel.
     splits
@@ -43,6 +47,12 @@ class Samples:
         Where noise is redrawn at every access, its standard deviation for each client, else ``None``.
     dtype
         Type of gathered inputs.
+    statistics_of
+        With uint8 inputs that are scaled by each client's own statistics: the client that each sample belongs to.
+    pages
+        Of inputs in a file, what is in memory.
+    class_weights
+        How much a sample of each class counts in training ``[clients, classes]``; ``None`` if all count the same.
     """
 
     x: Tensor
@@ -53,6 +63,9 @@ class Samples:
     class_counts: Tensor
     noise: Tensor | None
     dtype: torch.dtype
+    statistics_of: Tensor | None = None
+    pages: PagesInUse | None = None
+    class_weights: ClassWeights | None = None
 
     @classmethod
     def of(
@@ -67,23 +80,27 @@ class Samples:
         own: Sequence[Dataset] = (),
     ) -> Samples:
         """Put a shared-out data set on a device; ``own`` are, client by client, data sets with its own statistics."""
-        dims = (len(dataset.mean), *(1,) * (dataset.x.dim() - 2))
-        mean = torch.tensor(dataset.mean, dtype=dtype, device=device).view(dims)
-        std = torch.tensor(dataset.std, dtype=dtype, device=device).view(dims)
-        is_bytes = dataset.x.dtype == torch.uint8
-        scale, shift = 1 / (255.0 * std if is_bytes else std), -mean / std
-        x = dataset.x.to(device)
-        if dataset.fill and not own:
-            x = _filled(x, dataset)
-        words = x.dtype == torch.int64
+        is_bytes, words = dataset.x.dtype == torch.uint8, dataset.x.dtype == torch.int64
         if words and shares.noise is not None:
             raise DataError(
                 f"data set {dataset.name!r} has integer inputs, to which no noise can be added: use another partition"
             )
         fixed = shares.noise is not None and not shares.redraw_noise
-        if own:
+        stay = words or (is_bytes and not fixed and dataset.x.numel() * dtype.itemsize > _FLOAT_LIMIT)
+        place = _room(dataset.x, torch.device(device), dataset.x.dtype if stay else dtype)
+        scale, shift = _scaling(dataset, place, dtype)
+        statistics_of = None
+        x = dataset.x.to(place)
+        if dataset.fill and not own:
+            x = _filled(x, dataset)
+        if own and stay:
+            statistics_of = _owner_of_each(len(x), shares, place)
+            scale, shift = (
+                torch.stack(each) for each in zip(*(_scaling(one, place, dtype) for one in own), strict=True)
+            )
+        elif own:
             x = _scaled_by_owners(x, shares, own, dtype)
-        elif not words and (not is_bytes or fixed or x.numel() * dtype.itemsize <= _FLOAT_LIMIT):
+        elif not stay:
             # Not in place: a data set that is float32 already on this device may share the caller's memory.
             x = x.to(dtype) * scale + shift
         if fixed and shares.noise is not None:
@@ -99,7 +116,23 @@ class Samples:
         classes = len(dataset.classes)
         counts = shares.counts(targets.cpu(), classes) if classes else torch.zeros(len(shares.train), 0)
         noise = shares.noise.to(device, dtype) if shares.noise is not None and not fixed else None
-        return cls(x, targets, scale, shift, splits, counts.to(device=device, dtype=dtype), noise, dtype)
+        return cls(
+            x,
+            targets,
+            scale.to(device),
+            shift.to(device),
+            splits,
+            counts.to(device=device, dtype=dtype),
+            noise,
+            dtype,
+            None if statistics_of is None else statistics_of.to(device),
+            PagesInUse(x) if is_mapped(x) else None,
+        )
+
+    @property
+    def on_device(self) -> bool:
+        """Whether inputs lie on the device, so that gathering them needs nothing of the host."""
+        return self.x.device == self.y.device
 
     @property
     def clients(self) -> int:
@@ -122,9 +155,15 @@ class Samples:
     ) -> tuple[Tensor, Tensor]:
         """Return samples by number."""
         flat = index.reshape(-1)
-        x = torch.index_select(self.x, 0, flat, out=None if into is None else into[: len(flat)])
+        x = torch.index_select(self.x, 0, flat.to(self.x.device), out=None if into is None else into[: len(flat)])
+        if self.pages is not None:
+            self.pages.add(x.numel() * x.element_size())
+        # As bytes to the device, and numbers there: bit for bit what numbers from the beginning would be.
+        x = x.to(self.y.device)
         if x.dtype == torch.uint8:
-            x = x.to(self.dtype).mul_(self.scale).add_(self.shift)
+            whose = None if self.statistics_of is None else self.statistics_of.index_select(0, flat)
+            scale, shift = (each if whose is None else each[whose] for each in (self.scale, self.shift))
+            x = x.to(self.dtype).mul_(scale).add_(shift)
         x = x.view(*index.shape, *x.shape[1:])
         if self.noise is not None and key is not None:
             drawn = randomness.normal(key, math.prod(x.shape[1:]), self.dtype).view(x.shape)
@@ -136,26 +175,53 @@ def _to(ragged: Ragged, device: torch.device | str) -> Ragged:
     return Ragged(ragged.flat.to(device), ragged.offsets.to(device))
 
 
-def _filled(x: Tensor, dataset: Dataset) -> Tensor:
-    return torch.where(x.isnan(), torch.tensor(dataset.fill, dtype=x.dtype, device=x.device), x)
+def _room(x: Tensor, device: torch.device, kind: torch.dtype) -> torch.device:
+    """Say where inputs have room: on the device, if they take no more than a part of its free memory, else here."""
+    if device.type == "cpu":
+        return device
+    free, _ = torch.cuda.mem_get_info(device)
+    return device if x.numel() * kind.itemsize <= _DEVICE_PART * free else torch.device("cpu")
 
 
-def _scaled_by_owners(x: Tensor, shares: Shares, own: Sequence[Dataset], dtype: torch.dtype) -> Tensor:
-    """Scale each client's samples by its own statistics."""
+def _scaling(dataset: Dataset, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Give what inputs are multiplied with, and what is added then."""
+    dims = (len(dataset.mean), *(1,) * (dataset.x.dim() - 2))
+    mean = torch.tensor(dataset.mean, dtype=dtype, device=device).view(dims)
+    std = torch.tensor(dataset.std, dtype=dtype, device=device).view(dims)
+    return 1 / (255.0 * std if dataset.x.dtype == torch.uint8 else std), -mean / std
+
+
+def _owner_of_each(count: int, shares: Shares, device: torch.device) -> Tensor:
+    """Give the client whose statistics scale each sample."""
+    _refuse_shared(shares)
+    out = torch.zeros(count, dtype=torch.int64)
+    for part in (shares.train, shares.validation, shares.test):
+        out[part.flat] = part.clients
+    return out.to(device)
+
+
+def _refuse_shared(shares: Shares) -> None:
     held = torch.cat([part.flat for part in (shares.train, shares.validation, shares.test)])
     if bool((held.bincount() > 1).any()):
         raise ConfigError(
             f"under the partition {shares.scheme!r} clients share samples, which cannot be scaled by each client's own "
             "statistics: use one in which they share none, or data with norm=unit or norm=none"
         )
+
+
+def _filled(x: Tensor, dataset: Dataset) -> Tensor:
+    return torch.where(x.isnan(), torch.tensor(dataset.fill, dtype=x.dtype, device=x.device), x)
+
+
+def _scaled_by_owners(x: Tensor, shares: Shares, own: Sequence[Dataset], dtype: torch.dtype) -> Tensor:
+    """Scale each client's samples by its own statistics."""
+    _refuse_shared(shares)
     out = torch.zeros(x.shape, dtype=dtype, device=x.device)
     for client, dataset in enumerate(own):
         mine = torch.cat([part[client] for part in (shares.train, shares.validation, shares.test)]).to(x.device)
-        dims = (len(dataset.mean), *(1,) * (x.dim() - 2))
-        mean = torch.tensor(dataset.mean, dtype=dtype, device=x.device).view(dims)
-        std = torch.tensor(dataset.std, dtype=dtype, device=x.device).view(dims)
+        scale, shift = _scaling(dataset, x.device, dtype)
         values = _filled(x[mine], dataset) if dataset.fill else x[mine]
-        out[mine] = values.to(dtype) * (1 / (255.0 * std if x.dtype == torch.uint8 else std)) - mean / std
+        out[mine] = values.to(dtype) * scale + shift
     return out
 
 

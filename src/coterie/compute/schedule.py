@@ -18,6 +18,7 @@ from torch import Tensor
 from coterie import randomness
 from coterie.algorithms.base import FullPass, Minibatches
 from coterie.compute.engine import Call, Engine
+from coterie.compute.samples import Split
 
 Indices = npt.NDArray[np.int64]
 
@@ -110,6 +111,11 @@ class _TableSizes:
     shuffled: bool
 
 
+def split_of(over: Minibatches | FullPass) -> Split:
+    """Give the split that a pass is over."""
+    return "train" if isinstance(over, Minibatches) else over.split
+
+
 def make_schedule(
     engine: Engine,
     over: Minibatches | FullPass,
@@ -124,17 +130,18 @@ def make_schedule(
 
     With ``padded`` the tables are a little larger than the longest batch and run need, so that they have few shapes.
     """
-    split = "train" if isinstance(over, Minibatches) else over.split
+    split = split_of(over)
     sizes = engine.host_sizes[split].numpy()[clients.numpy()]
     largest = int(sizes.max()) if len(sizes) else 0
     size = over.size or max(largest, 1)
     rows = _row_steps(engine, over, clients, sizes, size, call, fold)
     room = padded_size(largest) if padded else largest
+    widest = int(engine.host_sizes[split].max()) if engine.even_batches else largest
     last = rows.last_epoch
     shape = _TableSizes(
         steps=padded_size(rows.longest) if padded else rows.longest,
         size=size,
-        width=min(over.size or room, room),
+        width=min(over.size or room, padded_size(widest) if padded else widest),
         longest=room,
         epochs=int(last.max()) + 1 if len(last) else 1,
         draws=over.draws if isinstance(over, Minibatches) else 1,

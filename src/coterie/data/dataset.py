@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,10 +31,14 @@ class Preparation:
         Of each entry of axis 1 of the inputs, whether it is brought to mean 0 and deviation 1.
     gaps
         Of each, what gaps (NaN) are filled with, before that; empty if there are none anywhere.
+    bounds
+        Of each, between which values those lie that count where statistics are told with noise; ``None`` where nobody
+        said, empty if nowhere.
     """
 
     scaled: tuple[bool, ...]
     gaps: tuple[GapFilling, ...] = ()
+    bounds: tuple[tuple[float, float] | None, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +80,11 @@ class Dataset:
     preparation
         What ``mean``, ``std`` and ``fill`` are statistics of; a run takes them anew, from its training samples. Without
         one they are constants.
+    columns
+        What a table's columns are, by name and in their order, as in its schema: what makes ``x`` of new rows.
+    test_apart
+        Whether natural clients are tested on their own samples of the official test set, and on no others. Otherwise
+        official training and test samples are dealt out together.
     """
 
     name: str
@@ -92,6 +102,8 @@ class Dataset:
     owner_names: tuple[str, ...] = field(default=(), repr=False)
     fill: tuple[float, ...] = field(default=(), repr=False)
     preparation: Preparation | None = field(default=None, repr=False)
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    test_apart: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         count = len(self.x)

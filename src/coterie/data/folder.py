@@ -13,9 +13,10 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import Field
 from torch import Tensor
 
-from coterie.data._images import image_files, read_images
+from coterie.data._images import image_files
 from coterie.data._user_data import AsText, UserSource, encode_owner, with_statistics
 from coterie.data.dataset import Dataset, Preparation
+from coterie.data.image_cache import load_images
 from coterie.errors import DataError
 
 _Images = list[tuple[str, str, Path]]  # of each image: its class, its owner (empty if there are none), its file
@@ -46,7 +47,7 @@ class FolderSource(UserSource):
         paths = [path for part in found for _, _, path in part]
         height, _, width = self.size.partition("x")
         size = (int(height), int(width or height)) if height else None
-        x = torch.from_numpy(read_images(paths, size, self._channels(paths[0])))
+        x = load_images(paths, size, self._channels(paths[0]), self.path.expanduser(), folder)
         y = torch.tensor([classes.index(name) for part in found for name, _, _ in part])
         owner: Tensor | None = None
         names: tuple[str, ...] = ()

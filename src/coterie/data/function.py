@@ -8,8 +8,12 @@ from typing import ClassVar
 from pydantic import Field
 
 from coterie import user_code
+from coterie.data._user_data import count_owners
 from coterie.data.dataset import Dataset, Source
 from coterie.errors import CoterieError, DataError
+
+# What was loaded to count its owners and is about to be used: the function is called once, not twice.
+_counted: dict[str, Dataset] = {}
 
 
 class FunctionSource(Source):
@@ -39,14 +43,20 @@ class FunctionSource(Source):
         -------
         Dataset
             What it gives.
-
-        Raises
-        ------
-        CoterieError
-            If the function raises one itself.
-        DataError
-            If it cannot be imported, fails, or gives something else.
         """
+        return _counted.pop(self.text(), None) or self._called()
+
+    def owners(self) -> dict[str, int] | None:
+        """Call the function and count whose the samples are."""
+        found = _counted.get(self.text()) or self._called()
+        _counted.clear()
+        _counted[self.text()] = found
+        if found.owner is None:
+            return None
+        names = found.owner_names or tuple(map(str, range(int(found.owner.max()) + 1)))
+        return count_owners(found.owner, names)
+
+    def _called(self) -> Dataset:
         shown = f"data {user_code.as_given(self.text())!r}"
         function = user_code.load(
             "data",

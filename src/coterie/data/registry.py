@@ -28,7 +28,9 @@ SOURCES: Registry[type[Source]] = Registry(
         "folder": "coterie.data.folder:FolderSource",
         "npz": "coterie.data.npz:NpzSource",
         "table": "coterie.data.table:TableSource",
+        "hf": "coterie.data.hub:HubSource",
         "import": "coterie.data.function:FunctionSource",
+        "object": "coterie.data.objects:ObjectSource",
     }
 )
 
@@ -111,6 +113,24 @@ def load(name: str, *, data_dir: Path | None = None, seed: int = 0, **options: A
     except OSError as error:
         where = error.filename or f"data {name!r}"
         raise DataError(f"{where} cannot be read ({error.strerror or error})") from error
+
+
+def is_drawn(name: str) -> bool:
+    """Say whether a data set may differ from seed to seed: all but those that are read from archives.
+
+    Parameters
+    ----------
+    name
+        ``name`` or ``name:key=value,key=value``.
+
+    Returns
+    -------
+    bool
+        Whether it may.
+    """
+    from coterie.data.archives import Archived
+
+    return not isinstance(resolve("data set", name, SOURCES), Archived)
 
 
 def fetch(name: str, data_dir: Path | None = None, progress: bool = True) -> Path:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
-import torch
 from pydantic import BeforeValidator, Field
-from torch import Tensor
 
-from coterie.data._user_data import UserSource, count_owners, encode_labels, encode_owner, with_statistics
-from coterie.data.dataset import Dataset, Preparation
-from coterie.data.table_schema import Feature, TableSchema, encode, infer
+from coterie.data._user_data import UserSource, count_owners
+from coterie.data.dataset import Dataset
+from coterie.data.frames import TableContent, checked_frame, content_of, dataset_of, owners_of
+from coterie.data.table_schema import TableSchema
 from coterie.errors import DataError
 from coterie.tasks import TaskName
 
@@ -25,17 +21,6 @@ def _split(value: Any) -> Any:
 
 
 ColumnNames = Annotated[tuple[str, ...], BeforeValidator(_split)]
-
-
-@dataclass(frozen=True)
-class TableContent:
-    """A table as it was read: its columns to predict from, what they are, and everything that is wrong with it."""
-
-    frame: pd.DataFrame
-    inputs: pd.DataFrame
-    schema: TableSchema
-    features: list[Feature]
-    problems: list[str]
 
 
 class TableSource(UserSource):
@@ -54,73 +39,39 @@ class TableSource(UserSource):
     )
     task: TaskName = Field("multiclass", description="what is to be predicted")
     norm: Literal["own", "none"] = Field("own", description="own: numbers and dates get mean 0 and deviation 1")
+    sequence: str = Field(
+        "", description="the one column to predict from, which holds a list of whole numbers (words) for each row"
+    )
+    length: int | None = Field(None, ge=1, description="cut or fill up sequences to this; auto: the longest one's")
+    padding: int = Field(0, ge=0, description="the number that sequences are filled up with")
 
     def load(self, folder: Path, seed: int) -> Dataset:
         """Read the table; each category becomes a column, and gaps are filled when it is known who has which row."""
-        path, content = self.path.expanduser(), self.content()
-        if content.problems:
-            found = content.problems
-            count = f"{len(found)} problems: " if len(found) > 1 else ""
-            raise DataError(f"the table {path} cannot be used: {count}{'; '.join(found)}")
-        frame, features = content.frame, content.features
-        y, classes = encode_labels(_plain(frame[self.label]), self.task, f"{path}, column {self.label!r},")
-        owner, names = self._owners(frame, path) if self.client else (None, ())
-        x = torch.from_numpy(np.stack([each.values for each in features], axis=1).astype(np.float32))
-        gaps = tuple(each.gaps for each in features)
-        scaled = tuple(each.scaled and self.norm == "own" for each in features)
-        known: dict[str, Any] = {
-            "owner": owner,
-            "owner_names": names,
-            "features": tuple(each.name for each in features),
-            "preparation": Preparation(scaled, gaps if any(gaps) else ()) if any(scaled) or any(gaps) else None,
-        }
-        norm = ((0.0,) * x.shape[1], (1.0,) * x.shape[1])
-        return with_statistics(Dataset(self.text(), x, y, len(x), self.task, classes, *norm, **known))
+        return self.load_as(None)
 
-    def content(self) -> TableContent:
+    def load_as(self, schema: TableSchema | None) -> Dataset:
+        """Read the table by a schema that is given, or by its own."""
+        return dataset_of(self, self.text(), self._read(), self._where, schema=schema)
+
+    def content(self, schema: TableSchema | None = None) -> TableContent:
         """Read the table and say everything that is wrong with it; a file that is no such table is refused."""
-        path = self.path.expanduser()
-        frame = self._read(path)
-        kept = [self.label, *([self.client] if self.client else []), *self.drop]
-        for column in kept:
-            if column not in frame.columns:
-                raise DataError(f"the table {path} has no column {column!r}: it has {', '.join(frame.columns)}")
-        if not len(frame):
-            raise DataError(f"the table {path} has no rows")
-        problems = []
-        for column, what in ((self.label, "label"), *([(self.client, "client")] if self.client else [])):
-            missing = frame[column].isna().to_numpy()
-            if missing.any():
-                count, row = int(missing.sum()), int(missing.argmax())
-                problems.append(f"{count} rows have no {what} (column {column!r}), the first is row {row}")
-        inputs = frame.drop(columns=kept)
-        schema, unfit = (TableSchema.read(self.columns.expanduser()), []) if self.columns else infer(inputs)
-        known = inputs if self.columns else inputs[list(schema.columns)]
-        features, wrong = encode(known, schema)
-        if not features and not unfit:
-            unfit = ["there are no columns to predict from"]
-        return TableContent(frame, inputs, schema, features, [*problems, *unfit, *wrong])
+        return content_of(self, self._read(), self._where, schema)
 
     def owners(self) -> dict[str, int] | None:
         """Read the client column alone."""
-        path = self.path.expanduser()
-        if not self.client or not path.exists():
+        if not self.client or not self.path.expanduser().exists():
             return None
-        frame = self._read(path, self.client)
+        frame = self._read(self.client)
         if self.client not in frame.columns:
-            raise DataError(f"the table {path} has no column {self.client!r}: it has {', '.join(frame.columns)}")
-        return count_owners(*self._owners(frame, path))
+            raise DataError(f"{self._where} has no column {self.client!r}: it has {', '.join(frame.columns)}")
+        return count_owners(*owners_of(frame, self.client, self._where))
 
-    def _owners(self, frame: pd.DataFrame, path: Path) -> tuple[Tensor, tuple[str, ...]]:
-        missing = frame[self.client].isna().to_numpy()
-        if missing.any():
-            raise DataError(
-                f"the table {path} has no value in column {self.client!r}, row {int(missing.argmax())}, so nobody "
-                f"knows whose the row is ({int(missing.sum())} rows are so): fill it in"
-            )
-        return encode_owner(_plain(frame[self.client]), f"{path}, column {self.client!r},")
+    @property
+    def _where(self) -> str:
+        return f"the table {self.path.expanduser()}"
 
-    def _read(self, path: Path, only: str = "") -> pd.DataFrame:
+    def _read(self, only: str = "") -> pd.DataFrame:
+        path = self.path.expanduser()
         ending = path.suffix.lower()
         if ending not in (".csv", ".parquet"):
             raise DataError(f"the table {path} is neither .csv nor .parquet")
@@ -134,10 +85,7 @@ class TableSource(UserSource):
                 frame = pd.read_parquet(path, columns=columns)
         except (OSError, ValueError, pd.errors.ParserError) as error:
             raise DataError(f"the table {path} cannot be read: {error}") from None
-        frame.columns = [str(column) for column in frame.columns]
-        if frame.columns.duplicated().any():
-            raise DataError(f"the table {path} has two columns of the same name")
-        return frame.reset_index(drop=True)
+        return checked_frame(frame, self._where)
 
     def _columns(self, path: Path) -> list[str]:
         if path.suffix.lower() == ".csv":
@@ -145,10 +93,3 @@ class TableSource(UserSource):
         from pyarrow import parquet
 
         return list(parquet.read_schema(path).names)
-
-
-def _plain(column: pd.Series[Any]) -> npt.NDArray[Any]:
-    values = column.to_numpy()
-    if values.dtype == np.bool_ or np.issubdtype(values.dtype, np.number) or np.issubdtype(values.dtype, np.datetime64):
-        return values
-    return column.astype(str).to_numpy(dtype=str)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from coterie.data.table import TableContent, TableSource
+from coterie.data.frames import TableContent
+from coterie.data.table import TableSource
 from coterie.data.table_schema import ColumnSchema
 from coterie.tables import Row, Table, numbers, words
 
@@ -20,8 +21,11 @@ def columns_table(source: TableSource, content: TableContent) -> Table:
     for name in content.frame.columns:
         column = content.frame[name]
         known = content.schema.columns.get(name)
-        used = {source.label: "label", source.client: "client"}.get(name) or (known.kind if known else "")
-        used = used or ("dropped" if name in source.drop else "cannot be used")
+        uses = {source.label: "label", source.client: "client", source.sequence: "sequence"}
+        used = uses.get(name) or (known.kind if known else "")
+        used = (
+            used or ("not used" if source.sequence else "") or ("dropped" if name in source.drop else "cannot be used")
+        )
         gaps = int(column.isna().sum())
         filled = known.gaps if known and known.gaps != "none" else ""
         rows.append(Row((name, used, f"{gaps:,}" if gaps else "", filled, _values(column, known))))

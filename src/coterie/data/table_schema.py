@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from coterie import options
-from coterie.data.dataset import GapFilling
+from coterie.data.dataset import GapFilling, Preparation
 from coterie.yaml_file import read_yaml
 
-_MOST_TEXTS = 100  # a column with more different texts is an identifier or free text, which one-hot columns do not help
+MOST_TEXTS = 100  # a column with more different texts is an identifier or free text, which one-hot columns do not help
 _MOSTLY = 0.5  # a column of texts of which more than this part are numbers was meant to hold numbers
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 _TRUTHS = {"true": 1.0, "false": 0.0}
@@ -26,6 +27,19 @@ MISSING = " is missing"
 """How the name of a column ends that says where another has gaps."""
 
 Floats = npt.NDArray[np.float64]
+
+
+def _days(value: Any) -> Any:
+    """Make days since 1970 of a date, as columns of dates have them; leave anything else as it is."""
+    if isinstance(value, str | date):
+        when = pd.Timestamp(value)
+        when = when.tz_localize("UTC") if when.tzinfo is None else when
+        return (when - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    return value
+
+
+Bound = Annotated[float, BeforeValidator(_days)]
+Bounds = tuple[Bound, Bound]
 
 
 class ColumnSchema(BaseModel):
@@ -39,6 +53,9 @@ class ColumnSchema(BaseModel):
     )
     indicator: bool = Field(True, description="whether a column of its own says where gaps were")
     categories: tuple[str, ...] = Field((), description="the categories, of which each becomes a column")
+    bounds: Bounds | None = Field(
+        None, description="of a number or a date, between which values count where statistics are told with noise"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ColumnSchema:
@@ -50,6 +67,10 @@ class ColumnSchema(BaseModel):
             raise ValueError(f"gaps is {self.gaps}, but must be none or own in a category")
         if self.kind != "category" and self.gaps == "own":
             raise ValueError(f"gaps is own, but must be none, mean, median or zero in a {self.kind}")
+        if self.bounds is not None and self.kind not in ("number", "date"):
+            raise ValueError(f"bounds are of a number or a date, not of a {self.kind}")
+        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"bounds are {list(self.bounds)}, but the second must be larger than the first")
         return self
 
 
@@ -88,6 +109,7 @@ class Feature:
     values: Floats
     scaled: bool = False
     gaps: GapFilling = ""
+    bounds: tuple[float, float] | None = None
 
 
 def infer(frame: pd.DataFrame) -> tuple[TableSchema, list[str]]:
@@ -121,9 +143,9 @@ def _infer_column(column: pd.Series[Any], name: str) -> ColumnSchema | str:
             f"{texts[row]!r} in row {row}: make numbers of them, or leave them empty"
         )
     found = sorted(texts.unique())
-    if len(found) > _MOST_TEXTS:
+    if len(found) > MOST_TEXTS:
         return (
-            f"there are {len(found)} different texts in column {name!r}, more than {_MOST_TEXTS}: give drop={name}, "
+            f"there are {len(found)} different texts in column {name!r}, more than {MOST_TEXTS}: give drop={name}, "
             "or make numbers of them"
         )
     return ColumnSchema(kind="category", gaps="own" if has_gaps else "none", categories=tuple(found))
@@ -161,7 +183,7 @@ def encode(frame: pd.DataFrame, schema: TableSchema) -> tuple[list[Feature], lis
             values = _numbers(frame[name], column.kind)
             problems += _wrong(frame[name], values, gaps, name, column.kind)
             fill: GapFilling = column.gaps if column.gaps in ("mean", "median", "zero") else ""
-            features.append(Feature(name, values, column.kind != "boolean", fill))
+            features.append(Feature(name, values, column.kind != "boolean", fill, column.bounds))
         if column.gaps == "none":
             if gaps.any():
                 problems.append(f"column {name!r} has a gap in row {int(gaps.argmax())}, but the schema says none")
@@ -170,10 +192,35 @@ def encode(frame: pd.DataFrame, schema: TableSchema) -> tuple[list[Feature], lis
     return features, problems
 
 
+def features_of(schema: TableSchema) -> list[Feature]:
+    """Give the columns that a table of this schema becomes, without values."""
+    empty = pd.DataFrame({name: pd.Series(dtype=object) for name in schema.columns})
+    return encode(empty, schema)[0]
+
+
+def preparation_of(features: list[Feature], scale: bool) -> Preparation | None:
+    """Say what is to be done to columns with statistics; ``scale`` is whether numbers are scaled at all."""
+    scaled = tuple(each.scaled and scale for each in features)
+    gaps = tuple(each.gaps for each in features)
+    bounds = tuple(each.bounds for each in features)
+    if not any(scaled) and not any(gaps):
+        return None
+    return Preparation(scaled, gaps if any(gaps) else (), bounds if any(bounds) else ())
+
+
 def _one_hot(column: pd.Series[Any], name: str, categories: tuple[str, ...]) -> list[Feature]:
-    texts, there = column.astype(str).to_numpy(dtype=object), column.notna().to_numpy()
+    there = column.notna().to_numpy()
+    values, wanted = column.astype(str).to_numpy(dtype=object), list[Any](categories)
+    for kind in ("number", "boolean"):  # whole numbers beside gaps are read as 1.0, and True may be written as true
+        known = _numbers(pd.Series(wanted, dtype=object), kind)
+        if not np.isnan(known).any():
+            values, wanted = _numbers(column, kind).astype(object), known.tolist()
+            break
     # A category that the schema does not have is 0 in all of them.
-    return [Feature(f"{name}={one}", ((texts == one) & there).astype(np.float64)) for one in categories]
+    return [
+        Feature(f"{name}={one}", ((values == value) & there).astype(np.float64))
+        for one, value in zip(categories, wanted, strict=True)
+    ]
 
 
 def _numbers(column: pd.Series[Any], kind: str) -> Floats:

@@ -17,10 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from coterie import options
 from coterie.algorithms import registry
-from coterie.config import ExperimentConfig, from_mapping
+from coterie.config import ExperimentConfig, WeightsText, from_mapping
+from coterie.data.table_schema import ColumnSchema, TableSchema, features_of
 from coterie.errors import ConfigError
 from coterie.simulation.privacy import Privacy
-from coterie.tasks import TASKS, TaskName
+from coterie.tasks import BALANCED, TASKS, TaskName
 from coterie.yaml_file import read_yaml
 
 FILE = "federation.yaml"
@@ -37,15 +38,28 @@ class Member(_Frozen):
     key: str | None = Field(None, description="its node's public key, as in an OpenSSH .pub file")
 
 
+class Origin(_Frozen):
+    """Whose training samples statistics are of: who told them, and how they had split their samples."""
+
+    members: tuple[str, ...] = Field(min_length=1, description="the members, in the order of the roster")
+    seed: int = Field(description="the seed by which they split")
+    validation: float = Field(description="fraction of training samples held out")
+    test_fraction: float = Field(description="fraction of samples to test on")
+
+
 class Schema(_Frozen):
     """What a sample is; every node's own data must agree."""
 
     task: TaskName = Field("multiclass", description="what is to be predicted")
     input_shape: tuple[int, ...] = Field(min_length=1, description="shape of one sample, as [channels, height, width]")
+    words: bool = Field(False, description="inputs are whole numbers (of words), which reach the model as they are")
     classes: tuple[str, ...] = Field((), description="the classes' names, in the order of the model's outputs")
     columns: tuple[str, ...] = Field((), description="of a table: its columns in order, those of texts as name=text")
     mean: tuple[float, ...] = Field((0.0,), min_length=1, description="subtracted from inputs, one or one per channel")
     std: tuple[float, ...] = Field((1.0,), min_length=1, description="what inputs are then divided by")
+    fill: tuple[float, ...] = Field((), description="of a table: what stands for a gap in each column; mean if empty")
+    table: dict[str, ColumnSchema] = Field({}, description="of a table: what its columns are; each node's own if empty")
+    told: Origin | None = Field(None, description="whose samples mean, std and fill are of, if they told")
 
     @model_validator(mode="after")
     def _consistent(self) -> Schema:
@@ -56,8 +70,14 @@ class Schema(_Frozen):
                 raise ValueError(f"{what} must each be named once")
         if self.columns and self.input_shape != (len(self.columns),):
             raise ValueError(f"columns are {len(self.columns)}, but input_shape is {list(self.input_shape)}")
+        if self.fill and len(self.fill) != len(self.columns):
+            raise ValueError(f"columns are {len(self.columns)}, but fill has {len(self.fill)} numbers")
+        if self.table and [each.name for each in features_of(TableSchema(columns=self.table))] != list(self.columns):
+            raise ValueError("columns are not those that table comes to: take both from `coterie federate agree`")
         if len(self.mean) != len(self.std) or any(value <= 0 for value in self.std):
             raise ValueError("mean and std must have the same length, and each std must be positive")
+        if self.words and (self.columns or set(self.mean) != {0.0} or set(self.std) != {1.0}):
+            raise ValueError("words are neither columns of a table nor scaled: leave columns, mean and std out")
         if any(side < 1 for side in self.input_shape):
             raise ValueError(f"input_shape is {list(self.input_shape)}, but its sides must be at least 1")
         return self
@@ -86,6 +106,9 @@ class Agreement(_Frozen):
     local: str = Field("", description="parameters that never leave a node, by patterns of their names")
     buffers: str = Field("", description="running statistics of BatchNorm layers: averaged, local or frozen")
     loss: str | None = Field(None, description="the loss by name, or import:module:function")
+    class_weights: WeightsText = Field(
+        None, description="how samples count in training by class: balanced (by a node's own counts), or as no=1,yes=3"
+    )
     metrics: tuple[str, ...] = Field((), description="metrics to record, the primary one first")
     dtype: Literal["float32", "float64"] = Field("float32", description="type of all numbers")
     seed: int = Field(1, ge=0, description="the seed of everything that is drawn")
@@ -93,7 +116,7 @@ class Agreement(_Frozen):
     test_fraction: float = Field(0.2, gt=0, lt=1, description="fraction of a node's samples to test on")
     algorithms: tuple[str, ...] = Field((), description="methods that nodes agree to run; all registered ones if empty")
     privacy: Promise | None = Field(None, description="clipping and noise on what nodes send; none by default")
-    threads: int = Field(1, ge=1, description="CPU threads of every party; decides the last bits of results")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of every party; decides the last bits of results")
     message_limit_mb: int = Field(512, ge=1, description="no message may be larger")
 
     @model_validator(mode="after")
@@ -104,6 +127,19 @@ class Agreement(_Frozen):
         keys = [member.key for member in self.members if member.key is not None]
         if len({_bare(key) for key in keys}) != len(keys):
             raise ValueError("members must have different keys")
+        if self.data.told is not None:
+            told = self.data.told
+            if list(told.members) != names:
+                raise ValueError(
+                    f"members are {', '.join(names)}, but data has statistics that {', '.join(told.members)} told: "
+                    "agree on data anew"
+                )
+            for field in ("seed", "validation", "test_fraction"):
+                if getattr(self, field) != getattr(told, field):
+                    raise ValueError(
+                        f"{field} is {getattr(self, field)}, but data has statistics of samples that were split with "
+                        f"{getattr(told, field)}: agree on data anew"
+                    )
         return self
 
     @property
@@ -146,6 +182,7 @@ class Agreement(_Frozen):
             "local": self.local,
             "buffers": self.buffers,
             "loss": self.loss,
+            "class_weights": self.class_weights,
             "metrics": self.metrics,
             "seed": self.seed,
             "validation": self.validation,
@@ -157,12 +194,17 @@ class Agreement(_Frozen):
             "checkpoint_every": 1,
             "privacy": None if self.privacy is None else self.privacy.written(),
         }
+        if self.class_weights == BALANCED:
+            fixed["scope"] = "local"  # what a node can count by itself
         return from_mapping({"algorithm": algorithm, "settings": dict(settings), **fixed, **others})
 
 
 def read(path: Path) -> Agreement:
-    """Read ``federation.yaml``."""
-    return options.make(Agreement, read_yaml(path), FILE)
+    """Read ``federation.yaml``; its ``data`` may be the name of a file beside it that holds them."""
+    found = read_yaml(path)
+    if isinstance(found.get("data"), str):
+        found["data"] = read_yaml(path.parent / found["data"], "schema")
+    return options.make(Agreement, found, FILE)
 
 
 def same_key(first: str, second: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from coterie.algorithms.base import Task
@@ -21,17 +21,18 @@ from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.errors import CoterieError, Diverged
 from coterie.federation.agreement import FILE, Agreement
-from coterie.federation.node_state import NodeState
+from coterie.federation.message_header import check_types
+from coterie.federation.node_state import NodeState, save_sealed
 from coterie.federation.party_data import own_population
 from coterie.federation.privacy_ledger import Ledger
 from coterie.federation.resident import Means, Resident, Residents, Timed, check_code
 from coterie.federation.schema import EVALUATE, GLOBAL, LAST, check_message
-from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack
+from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack, without_folders
 from coterie.models.batch_norm import statistics_state
 from coterie.rows import Rows
 from coterie.runs.builder import Population
 from coterie.runs.experiment import threads
-from coterie.runs.storage.atomic_files import replacing, write_json
+from coterie.runs.storage.atomic_files import append_lines, write_json
 from coterie.simulation.scoring import Score, Scorer
 from coterie.simulation.simulation import Simulation
 
@@ -82,21 +83,27 @@ class Node:
                 header = envelope.header
                 return self._answer(envelope, hashlib.blake2b(block).digest())
         except (CoterieError, Rejected) as error:
-            reason = str(error)
+            reason = without_folders(str(error), self.folder, Path.cwd(), Path.home())
+            if reason != str(error):
+                self._log(error)
+        except OSError as error:  # a full disk, most likely
+            reason = f"the node cannot read or write its files: {error.strerror or type(error).__name__}"
+            self._log(error)
         except Exception as error:  # only its kind is told: the text of a foreign error may quote the node's own data
             reason = f"an unexpected {type(error).__name__} on the node; its log says more"
             self._log(error)
         return pack({**_returned(header), "client": self.client, "error": reason}, {})
 
     def _log(self, error: Exception) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "errors.log").open("a", encoding="utf-8") as file:
-            file.writelines(traceback.format_exception(error))
+        with contextlib.suppress(OSError):  # on a full disk there is no room for this either
+            self.folder.mkdir(parents=True, exist_ok=True)
+            append_lines(self.folder / "errors.log", traceback.format_exception(error))
 
     def _answer(self, envelope: Envelope, digest: bytes) -> bytes:
         header = envelope.header
         if header.get("federation") != self.agreement.digest:
             raise Rejected(f"its {FILE} is not the node's: all parties must have the same file")
+        check_types(header, header.get("kind") != HELLO)
         config = self.agreement.experiment(str(header.get("algorithm")), dict(header.get("settings") or {}))
         population = own_population(self._dataset, self.client, config)
         if header.get("kind") == HELLO:
@@ -137,6 +144,8 @@ class Node:
         header = envelope.header
         purpose, task = str(header["purpose"]), str(header["task"])
         message = envelope.under("message")
+        if task not in resident.simulation.tasks:
+            raise Rejected(f"it asks for the task {task!r}, which the method does not have")
         self._check(message, resident, purpose, task)
         self.means.check(resident.simulation.tasks[task])
         call = Call(int(header["round"]), purpose, int(header["exchange"]))
@@ -242,8 +251,7 @@ class Node:
                 tensors[key] = row.detach().clone().contiguous()
         round_number = int(header["evaluate"]["round"])
         facts = {"algorithm": config.algorithm, "model": config.model, "kind": kind, "round": str(round_number)}
-        with replacing(folder / "model.safetensors") as draft:
-            save_file(tensors, draft, metadata=facts)
+        save_sealed(folder / "model.safetensors", tensors, facts)
         measured: dict[str, dict[str, dict[str, float | None]]] = {}
         for score in scores:
             measured.setdefault(score.model, {}).setdefault(score.split, {})[score.metric] = _finite(score.values)
@@ -252,7 +260,7 @@ class Node:
         if self._ledger is not None:
             spent = self._ledger.epsilon(str(header["run"])), self._ledger.epsilon()
             more["privacy"] = {"epsilon": _number(spent[0]), "epsilon_of_all_runs": _number(spent[1])}
-        write_json(folder / "metrics.json", {**known, **facts, **more})
+        write_json(folder / "metrics.json", {**known, **facts, **more}, sealed=True)
 
     def _sizes(self, told: object, population: Population) -> list[int] | None:
         """Read what the server says of everybody's training samples, where the method starts from that."""

@@ -6,8 +6,8 @@
       committed.safetensors     the state after the last reply that counts; carries that reply's token
       pending/TOKEN.safetensors the state after a reply of which the node does not know yet whether it counts
 
-Every file is whole or absent, and says in its metadata which format it has. The server counts a reply only once the
-round that it belongs to is in a checkpoint, so a committed state never has to be taken back.
+Every file is whole or absent, holds its own checksum, and says in its metadata which format it has. The server counts
+a reply only once the round that it belongs to is in a checkpoint, so a committed state never has to be taken back.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from collections.abc import Collection
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from coterie.errors import CheckpointError
-from coterie.federation._format import FORMAT, check_format
+from coterie.errors import CheckpointError, RunFolderError
 from coterie.federation.wire import Rejected
 from coterie.rows import Rows
-from coterie.runs.storage.atomic_files import replacing, sync
+from coterie.runs.storage.atomic_files import remove_drafts, replacing, sync
+from coterie.runs.storage.format_versions import check_format, stamp
+from coterie.runs.storage.seals import BLANK, check_seal, seal
+from coterie.runs.storage.tensor_file import save_named
 
 _TOKEN = re.compile(r"[0-9a-z-]{1,80}")
 _RUN = re.compile(r"[0-9a-z-]{1,80}")
 _ENDING = ".safetensors"
-_ADVICE = "go on with the version of Coterie that the run began with, or begin a new run"
+_FORMAT = 1
 
 
 class NodeState:
@@ -85,7 +86,7 @@ class NodeState:
     @property
     def token(self) -> str:
         """The token of the committed state, empty before the first."""
-        return self._read(self._committed)[0] if self._committed.exists() else ""
+        return self._read(self._committed, [])[0] if self._committed.exists() else ""
 
     def rows(self, base: str = "") -> Rows:
         """Give the pending state with the token ``base``, or by default the committed one: one row for each name."""
@@ -116,17 +117,39 @@ class NodeState:
 
     def _write(self, path: Path, token: str, rows: Rows) -> None:
         plain = {name: value.detach().clone().contiguous() for name, value in rows.items()}
-        with replacing(path) as draft:
-            save_file(plain, draft, metadata={"format": str(FORMAT), "token": token, "order": json.dumps(list(plain))})
+        notes = {**{name: str(value) for name, value in stamp(_FORMAT).items()}, "token": token}
+        save_sealed(path, plain, {**notes, "order": json.dumps(list(plain))})
 
-    def _read(self, path: Path) -> tuple[str, Rows]:
+    def _read(self, path: Path, names: Collection[str] | None = None) -> tuple[str, Rows]:
+        """Read a state's token and its rows, or those of these names."""
         try:
+            check_seal(path)
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 token, order, found = metadata["token"], json.loads(metadata["order"]), metadata.get("format")
-                check_format(int(found) if found else None, path, _ADVICE)
+                record = {**metadata, "format": int(found) if found else None}
+                check_format(f"the node's state {path}", record, _FORMAT, CheckpointError)
                 # Cloned out of the file's mapping, whose alignment is not that of memory that PyTorch allocates.
-                rows = {name: file.get_tensor(name).clone() for name in order}
-                return token, rows
-        except (SafetensorError, KeyError, ValueError) as error:
+                wanted = order if names is None else names
+                return token, {name: file.get_tensor(name).clone() for name in wanted}
+        except (SafetensorError, RunFolderError, KeyError, ValueError) as error:
             raise CheckpointError(f"the node's state {path} is damaged ({error}): put back a copy") from error
+
+
+def save_sealed(path: Path, tensors: Rows, notes: dict[str, str]) -> None:
+    """Write a file of tensors, with notes and its own checksum, whole or not at all."""
+    with replacing(path) as draft:
+        save_named(draft, tensors, {**notes, "checksum": BLANK})
+        seal(draft)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what writers that were killed left in a node's folder."""
+    parts = [
+        folder,
+        folder / "state",
+        *folder.glob("state/*"),
+        *folder.glob("state/*/pending"),
+        *folder.glob("models/*"),
+    ]
+    remove_drafts(*parts)

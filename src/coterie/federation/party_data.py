@@ -16,16 +16,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coterie import data, models, randomness
+from coterie import data, models, options, randomness
 from coterie.algorithms import registry
 from coterie.compute.engine import Engine
 from coterie.compute.single_values import refuse_single_values
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.data.partitions import Ragged, Shares
-from coterie.data.table_schema import MISSING
+from coterie.data.registry import SOURCES
+from coterie.data.table import TableSource
+from coterie.data.table_schema import MISSING, ColumnSchema, TableSchema
 from coterie.errors import ConfigError, DataError
-from coterie.federation.agreement import FILE, Agreement
+from coterie.federation.agreement import FILE, Agreement, Schema
 from coterie.models.problem import Problem
 from coterie.runs.builder import Population, Roles, make_engine
 from coterie.simulation.simulation import Simulation
@@ -40,37 +42,65 @@ def load_own(source: str, folder: Path, agreement: Agreement) -> Dataset:
     The source is a folder of images, an ``.npz`` file, a data set's text such as ``table:path=a.csv,label=outcome``, or
     ``import:package.module:function`` for a function that takes nothing and gives a :class:`~coterie.data.Dataset`.
     """
-    return _agreed(read_own(source, folder, agreement.data.task), agreement)
+    schema = agreement.data
+    return _agreed(read_own(source, folder, schema.task, schema.table), agreement)
 
 
-def read_own(source: str, folder: Path, task: str | None = None) -> Dataset:
-    """Load a node's own samples as they are; ``task`` is for a table that does not say what is to be predicted."""
-    return data.load(source if source.startswith(IMPORT) else _located(source, folder, task))
+def read_own(
+    source: str, folder: Path, task: str | None = None, table: Mapping[str, ColumnSchema] | None = None
+) -> Dataset:
+    """Load a node's own samples as they are.
+
+    ``task`` and ``table`` are for a table that does not say itself what is to be predicted, and what its columns are.
+    """
+    own = own_table(source, folder, task)
+    if own is None:
+        return data.load(source if source.startswith(IMPORT) else _located(source, folder, task))
+    return own.load_as(TableSchema(columns=dict(table)) if table and own.columns is None else None)
+
+
+def own_table(source: str, folder: Path, task: str | None = None) -> TableSource | None:
+    """Give a node's own table, its paths beginning at a folder; nothing if its data are none."""
+    if source.startswith(IMPORT):
+        return None
+    found = options.resolve("data set", _located(source, folder, task), SOURCES)
+    if not isinstance(found, TableSource):
+        return None
+    where = None if found.columns is None else folder / found.columns.expanduser()
+    return found.model_copy(update={"columns": where})
 
 
 def _located(source: str, folder: Path, task: str | None) -> str:
     kind, _, rest = source.partition(":")
     if kind in data.names() and rest:
-        first, comma, options = rest.removeprefix("path=").partition(",")
-        text = f"{kind}:path={(folder / Path(first).expanduser()).absolute()}{comma}{options}"
+        first, comma, more = rest.removeprefix("path=").partition(",")
+        text = f"{kind}:path={(folder / Path(first).expanduser()).absolute()}{comma}{more}"
         return f"{text},task={task}" if kind == "table" and task and ",task=" not in text else text
     if kind in data.names():
         return source
     path = (folder / Path(source).expanduser()).absolute()
     if path.suffix in _TABLES:
         raise ConfigError(f"data is {source!r}, but a table needs its label column: table:path={source},label=COLUMN")
-    return f"folder:path={path}" if path.is_dir() else f"npz:path={path}"
+    try:
+        return f"folder:path={path}" if path.is_dir() else f"npz:path={path}"
+    except OSError as error:  # a name that no file can have
+        raise DataError(f"data is {source!r}, which cannot be read: {error.strerror}") from error
 
 
 def _agreed(found: Dataset, agreement: Agreement) -> Dataset:
     schema = agreement.data
     if found.task != schema.task:
         raise DataError(f"the node's own data are a {found.task} task, but {FILE} agrees on {schema.task}")
-    found = _in_order(found, schema.columns)
+    found = _in_order(found, schema)
     if found.input_shape != schema.input_shape:
         raise DataError(
             f"a sample of the node's own data has shape {list(found.input_shape)}, but {FILE} agrees on "
             f"{list(schema.input_shape)}"
+        )
+    if (found.x.dtype == torch.int64) != schema.words:
+        own = "whole numbers (of words)" if found.x.dtype == torch.int64 else "numbers"
+        raise DataError(
+            f"inputs of the node's own data are {own}, but {FILE} agrees on words: {str(schema.words).lower()}"
         )
     y = found.y
     strangers = [name for name in found.classes if name not in schema.classes]
@@ -81,7 +111,7 @@ def _agreed(found: Dataset, agreement: Agreement) -> Dataset:
     if found.classes:
         y = torch.tensor([schema.classes.index(name) for name in found.classes])[y]
     return replace(
-        _filled(found, schema.mean),
+        found,
         y=y,
         classes=schema.classes,
         mean=schema.mean,
@@ -90,19 +120,14 @@ def _agreed(found: Dataset, agreement: Agreement) -> Dataset:
         owner_names=(),
         groups=None,
         superclasses=(),
+        fill=(),
+        preparation=None,
     )
 
 
-def _filled(found: Dataset, mean: tuple[float, ...]) -> Dataset:
-    """Fill gaps with the agreed means; a column that is not scaled has 0 for one."""
-    if not bool(found.x.isnan().any()):
-        return replace(found, fill=(), preparation=None)
-    fill = torch.tensor(mean).expand(found.x.shape[1])
-    return replace(found, x=torch.where(found.x.isnan(), fill, found.x), fill=(), preparation=None)
-
-
-def _in_order(found: Dataset, columns: tuple[str, ...]) -> Dataset:
-    """Put a table's columns in the agreed order; of a text that a node does not have, the column is 0."""
+def _in_order(found: Dataset, schema: Schema) -> Dataset:
+    """Put a table's columns in the agreed order and fill its gaps; of a text that a node does not have, all are 0."""
+    columns = schema.columns
     if not found.features:
         return found
     if not columns:
@@ -125,7 +150,10 @@ def _in_order(found: Dataset, columns: tuple[str, ...]) -> Dataset:
             continue  # nothing is missing here
         elif "=" not in name or name.partition("=")[0] not in texts:
             raise DataError(f"the node's table has no column for {name!r}, which {FILE} names")
+    # With what was agreed on; else with means, of which a column that is not scaled has 0.
+    fill = torch.tensor(schema.fill or schema.mean).expand(len(columns))
     ones = (0.0,) * len(columns), (1.0,) * len(columns)
+    x = torch.where(x.isnan(), fill, x)
     return replace(found, x=x, features=columns, mean=ones[0], std=ones[1], fill=(), preparation=None)
 
 
@@ -147,7 +175,7 @@ def blank_population(agreement: Agreement, sizes: Mapping[str, Sequence[int]]) -
     """Make the population of a server, which has no samples: one of zeros stands for all of them."""
     schema = agreement.data
     y = torch.zeros(1, dtype=torch.float32 if schema.task == "regression" else torch.int64)
-    x = torch.zeros(1, *schema.input_shape)
+    x = torch.zeros(1, *schema.input_shape, dtype=torch.int64 if schema.words else torch.float32)
     blank = Dataset("blank", x, y, 1, schema.task, schema.classes, schema.mean, schema.std)
     splits = {split: Ragged.of([np.zeros(size, np.int64) for size in each]) for split, each in sizes.items()}
     return Population(blank, _shares(splits), _everyone(len(agreement.members)))

@@ -13,8 +13,6 @@ new; any other reply gets noise of its own. A reply is counted before it is sent
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import secrets
 from collections import Counter
 from collections.abc import Mapping
@@ -22,17 +20,18 @@ from pathlib import Path
 
 from torch import Tensor
 
-from coterie.errors import CheckpointError
-from coterie.federation._format import FORMAT, check_format
+from coterie.errors import CheckpointError, RunFolderError
 from coterie.federation.agreement import Promise
 from coterie.federation.wire import Rejected
 from coterie.randomness import secret_normal
 from coterie.rows import Rows
-from coterie.runs.storage.atomic_files import write_text
+from coterie.runs.storage.atomic_files import read_json, replacing, write_json
+from coterie.runs.storage.format_versions import check_format, stamp
 from coterie.simulation.privacy import protect, spent
 
 KEY, FILE = "privacy.key", "privacy.json"
 _BYTES = 32
+_FORMAT = 1
 
 
 class Ledger:
@@ -95,31 +94,36 @@ class Ledger:
                 )
             return {}
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_json(path)
             replies = found["replies"]
-            check_format(found.get("format"), path, "use the version of Coterie that wrote it")
+            check_format(f"the node's record {path} of its replies", found, _FORMAT, CheckpointError)
             return {
                 run: Counter({float(noise): int(count) for noise, count in each.items()})
                 for run, each in replies.items()
             }
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (RunFolderError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"the node's record {path} of its replies is damaged: put back a copy") from error
 
     def _write(self, counts: Mapping[str, Counter[float]]) -> None:
         plain = {run: {repr(noise): count for noise, count in each.items()} for run, each in counts.items()}
-        write_text(self._folder / FILE, json.dumps({"format": FORMAT, "replies": plain}, indent=1) + "\n")
+        write_json(self._folder / FILE, {**stamp(_FORMAT), "replies": plain}, sealed=True)
 
     def _secret(self) -> bytes:
         path = self._folder / KEY
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            found = path.read_bytes()
-            if len(found) != _BYTES:
-                raise CheckpointError(f"the node's secret {path} is damaged: remove it, and another is made") from None
-            return found
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        return path.read_bytes()
+        if not path.exists():
+            made = secrets.token_bytes(_BYTES)
+            with replacing(path) as draft:
+                draft.touch(0o600)
+                draft.chmod(0o600)
+                draft.write_bytes(made + _check(made))
+            return made
+        found = path.read_bytes()
+        secret, check = found[:_BYTES], found[_BYTES:]
+        # One of an earlier Coterie is without a check.
+        if len(secret) != _BYTES or check not in (b"", _check(secret)):
+            raise CheckpointError(f"the node's secret {path} is damaged: put back a copy")
+        return secret
+
+
+def _check(secret: bytes) -> bytes:
+    return hashlib.blake2b(secret, digest_size=8, person=b"coterie key").digest()

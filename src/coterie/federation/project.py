@@ -4,8 +4,8 @@
 
     DIR/
       federation.yaml     what all parties agree on; every party has the same file
-      server/             server.yaml, ca.crt, server.crt, server.key, Flower's own state, and in inside/ certificates
-                          that the gate and Flower use among themselves, on this machine
+      server/             server.yaml, ca.crt, server.crt, server.key, Flower's own state, and in inside/ what the gate
+                          and Flower know each other by, on this machine, made anew at every start
       authority/          the try-out certificate authority; keep it off the server in production
       app/pyproject.toml  what is submitted to Flower: names our two apps, holds no code
       nodes/NAME/         node.yaml, federation.yaml, ca.crt, node.key, node.key.pub, its own data, state and models
@@ -34,6 +34,7 @@ from coterie.federation.node import Node
 from coterie.federation.party_data import load_own, own_population
 from coterie.federation.resident import Means, check_code
 from coterie.runs.storage.atomic_files import read_json, write_text
+from coterie.runs.storage.seals import check_seal
 from coterie.yaml_file import read_yaml
 
 
@@ -62,7 +63,7 @@ class NodeConfig(BaseModel):
     )
     engine: Literal["loop", "batched"] = Field("loop", description="how to compute; loop gives a simulation's bits")
     device: str = Field("cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$", description="where to compute: cpu, cuda or cuda:N")
-    threads: int | None = Field(None, ge=1, description="CPU threads; by default those that were agreed on")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; by default those that were agreed on")
     max_epochs: int = Field(1000, ge=1, description="epochs that a message may ask for")
     max_steps: int = Field(1_000_000, ge=1, description="steps that a message may ask for")
     max_seconds: float = Field(3600.0, gt=0, description="seconds after which a task is given up")
@@ -88,7 +89,11 @@ def open_node(folder: Path) -> Node:
     agreed, config = agreement.read(folder / agreement.FILE), read_node(folder)
     client = agreed.number(config.member)
     key, wanted = folder / f"{config.key}.pub", agreed.members[client].key
-    if wanted is not None and key.exists() and not agreement.same_key(key.read_text(encoding="utf-8"), wanted):
+    try:
+        ours = key.read_text(encoding="utf-8", errors="replace") if key.exists() else None
+    except OSError as error:
+        raise ConfigError(f"the key {key} cannot be read: {error.strerror}") from error
+    if wanted is not None and ours is not None and not agreement.same_key(ours, wanted):
         raise ConfigError(f"{key} is not the key that {agreement.FILE} has for {config.member!r}")
     means = config.means()
     check_code(agreed, means)
@@ -105,7 +110,6 @@ def init(folder: Path, members: list[str], host: str = "127.0.0.1", port: int = 
     ``host`` and ``port`` are where nodes reach the server; Flower's SuperLink takes the next port, on the server alone.
     """
     from coterie.federation.flower import certificates
-    from coterie.federation.flower.processes import internal_certificates
 
     if folder.exists() and any(folder.iterdir()):
         raise RunFolderError(f"{folder} is not empty: choose another folder")
@@ -116,11 +120,6 @@ def init(folder: Path, members: list[str], host: str = "127.0.0.1", port: int = 
     certificates.make_authority(authority)
     certificates.make_server_certificate(server, authority, [host])
     shutil.copy(authority / "ca.crt", server / "ca.crt")
-    inner = internal_certificates(server)
-    inner.mkdir(mode=0o700)
-    certificates.make_authority(inner, days=3650)
-    certificates.make_server_certificate(inner, inner, ["127.0.0.1"], days=3650)
-    (inner / "ca.key").unlink()  # it has signed its one certificate, and must sign no other
     keys = {name: certificates.make_node_key(folder / "nodes" / name, f"{name}@coterie") for name in members}
     text = _FEDERATION.format(
         name=re.sub(r"[^A-Za-z0-9._-]", "-", folder.resolve().name).lstrip("._-") or "federation",
@@ -151,6 +150,8 @@ def _deal_digits(folder: Path, members: list[str]) -> None:
 def read_models(folder: Path) -> list[tuple[Path, dict[str, object]]]:
     """List the files of a node's models with what ``metrics.json`` says of each, the oldest first."""
     found = sorted((folder / "models").glob("*/model.safetensors"), key=lambda path: path.stat().st_mtime)
+    for path in found:
+        check_seal(path)
     return [(path, read_json(path.parent / "metrics.json")) for path in found]
 
 
@@ -189,8 +190,7 @@ port: {port}
 superlink_port: {inner}
 
 # Replace in production: server.crt and server.key (a certificate for the server's public name) and ca.crt (of the
-# authority that signed it, here and at every node). authority/ is for the try-out only; keep it off the server. Leave
-# inside/ as it is: those certificates never leave this machine.
+# authority that signed it, here and at every node). authority/ is for the try-out only; keep it off the server.
 """
 
 _NODE = """\

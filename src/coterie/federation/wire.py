@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ _ALIGNED = 8  # bytes: of the length of the header, and what the header's own le
 _HEADER_LIMIT = 2**20
 _MOST_SIDES = 16
 _MOST_LETTERS = 400
+_PATH = re.compile(r"""(?<![\w.:/])/(?:[^\s/:'",;()]+/)*([^\s/:'",;()]+)""")
 
 
 class Rejected(Exception):
@@ -235,6 +238,13 @@ def sentence(text: object) -> str:
     words = " ".join(str(text)[: 4 * _MOST_LETTERS].split())
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in words)
     return shown if len(shown) <= _MOST_LETTERS else f"{shown[:_MOST_LETTERS]} …"
+
+
+def without_folders(text: str, *folders: Path) -> str:
+    """Take the names of folders out of what is to be told to another party; of a file its own name stays."""
+    for folder in folders:  # whose names may hold what ends a path elsewhere
+        text = text if not folder.name else text.replace(f"{folder}/", "").replace(str(folder), folder.name)
+    return _PATH.sub(r"\1", text)
 
 
 def payload(tensors: Mapping[str, Tensor]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from coterie import user_code
 from coterie.errors import ConfigError, CoterieError, ModelError, UnknownName
-from coterie.user_code import IMPORT
+from coterie.memory import free_memory
+from coterie.models.hugging_face_spec import PREFIX, spec_of
+from coterie.user_code import IMPORT, OBJECT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -237,20 +240,66 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: obje
     shape = tuple(int(side) for side in input_shape)
     kind, _, rest = name.partition(":")
     if name.startswith(IMPORT):
-        module, _, rest = rest.partition(":")
-        target, _, text = rest.partition(":")
-        given = {key: _literal(value) for key, value in _options(name, text).items()}
+        module, target, given = _parts(name)
         return _imported(module, target, shape, outputs, {**given, **options})
+    if name.startswith(OBJECT):
+        from coterie.models.handed_over import build_handed_over
+
+        return build_handed_over(name, shape, outputs)
     check_name(name)
+    if (spec := spec_of(name)) is not None:
+        from coterie.models.hugging_face import build_hugging_face
+
+        return build_hugging_face(spec, outputs)
     entry = _ENTRIES[kind]
-    return entry.builder(shape, outputs, **_validated(entry, {**_options(name, rest), **options}))
+    given = _validated(entry, {**_options(name, rest), **options})
+    _check_size(name, lambda: entry.builder(shape, outputs, **given))
+    return entry.builder(shape, outputs, **given)
+
+
+def _check_size(name: str, make: Callable[[], Network]) -> None:
+    """Refuse a model that the memory there is cannot hold, before any of it is taken: it would end the process."""
+    import torch
+
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            parameters: float = sum(each.numel() for each in make().parameters())
+    except (TypeError, RuntimeError, OverflowError):  # a width beyond what can be counted
+        parameters = math.inf
+    room = free_memory()
+    if 4 * parameters > room:
+        count = "more parameters than can be counted" if math.isinf(parameters) else f"{parameters} parameters"
+        raise ModelError(f"model {name!r} has {count}, but there are {room // 2**20} MB of memory: make it smaller")
+
+
+def import_call(name: str, input_shape: tuple[int, ...], outputs: int) -> tuple[str, str, dict[str, object]]:
+    """Say how a module of the user's is made: the Python module, what is called in it, and with which arguments."""
+    module, target, given = _parts(name)
+    maker = getattr(importlib.import_module(module), target)
+    return module, target, _arguments(maker, input_shape, outputs, given)
+
+
+def _parts(name: str) -> tuple[str, str, dict[str, object]]:
+    module, _, rest = name.removeprefix(IMPORT).partition(":")
+    target, _, text = rest.partition(":")
+    return module, target, {key: _literal(value) for key, value in _options(name, text).items()}
+
+
+def _arguments(
+    maker: Callable[..., object], shape: tuple[int, ...], outputs: int, options: Mapping[str, object]
+) -> dict[str, object]:
+    offered = {"input_shape": shape, "outputs": outputs}
+    parameters = inspect.signature(maker).parameters.values()
+    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    named = {p.name for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    return {key: value for key, value in offered.items() if anything or key in named} | dict(options)
 
 
 def check_name(name: str) -> None:
     """Refuse a name that no model has, before anything is imported; options after a colon may follow it."""
     kind = name.partition(":")[0]
-    if not name.startswith(IMPORT) and kind not in _ENTRIES:
-        raise UnknownName("model", kind, [*_ENTRIES, f"{IMPORT}package.module:Class"])
+    if not name.startswith((IMPORT, OBJECT)) and spec_of(name) is None and kind not in _ENTRIES:
+        raise UnknownName("model", kind, [*_ENTRIES, f"{IMPORT}package.module:Class", f"{PREFIX}FOLDER"])
 
 
 def _options(name: str, text: str) -> dict[str, str]:
@@ -301,11 +350,7 @@ def _imported(
         accepts=lambda found: callable(found) and not isinstance(found, nn.Module),
     )
     shown = f"model {user_code.as_given(where)!r}"
-    offered = {"input_shape": shape, "outputs": outputs}
-    parameters = inspect.signature(maker).parameters.values()
-    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    named = {p.name for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    arguments = {key: value for key, value in offered.items() if anything or key in named} | dict(options)
+    arguments = _arguments(maker, shape, outputs, options)
     try:
         inspect.signature(maker).bind(**arguments)
     except TypeError as error:

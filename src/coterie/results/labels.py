@@ -31,9 +31,9 @@ def method_title(name: str) -> str:
 
 
 def run_title(result: Result) -> str:
-    """Give the title of a run's method; of a file's, the title or the name that the run recorded."""
+    """Give the title of a run's method; of one that is not registered here, the title or name that the run recorded."""
     given = str(result.config.get("algorithm", "?"))
-    if not registry.is_file(given):
+    if given in registry.names():
         return method_title(given)
     return str(result.summary.get("title", recorded_name(result))) if result.finished else recorded_name(result)
 

@@ -61,6 +61,21 @@ def tf32(on: bool = True) -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
+Switches = tuple[bool, bool, bool]
+"""How products are rounded just now, in this process: TF32 in PyTorch's, in cuDNN's, bfloat16 in ours."""
+
+
+def switches() -> Switches:
+    """Give the switches as they are."""
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, kernels.is_coarse()
+
+
+def switch_to(wanted: Switches) -> None:
+    """Set the switches, as for another thread's turn: they are the process's and not a thread's."""
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = wanted[:2]
+    kernels.set_coarse(wanted[2])
+
+
 Precision = Literal["float32", "tf32", "bf16"]
 """How a GPU rounds what it multiplies: not at all, to 11 significant bits, or to 8 where a kernel of ours does it and
 to 11 elsewhere. Sums are float32 in any case."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from coterie.compute.engine import Engine
 from coterie.compute.samples import Split
 from coterie.compute.single_values import refuse_single_values
 from coterie.config import ExperimentConfig
+from coterie.data.mapped import let_go
 from coterie.models.problem import Problem
 from coterie.rows.distributed import number_of
 from coterie.rows.placement import nearest_folder
@@ -67,32 +69,35 @@ def assemble(
     choices: Mapping[str, Any] | None = None,
     run: Path | None = None,
     processes: OneProcess = ONE_PROCESS,
+    population: Population | None = None,
 ) -> Assembly:
     """Load the data, deal it out, build the model and put everything together, before the first round.
 
     ``choices`` are what an earlier part of the same run chose. Rows that are kept on disk lie near ``run``, the run's
-    folder, which need not be there yet.
+    folder, which need not be there yet. A ``population`` that is given takes the place of the data.
     """
     choices = choices or {}
     device = processes.together(lambda: processes.device(config.device, config.torch_device))
     algorithm = registry.make(config.algorithm, config.settings)
     # Whoever comes second finds what the first has downloaded.
-    fetched = processes.together(lambda: make_population(config, data_dir) if processes.leads else None)
-    population = processes.together(lambda: fetched or make_population(config, data_dir))
-    engine = processes.together(lambda: make_engine(config, population, device, choices))
+    make = partial(make_population, config, data_dir, processes.load)
+    fetched = population or processes.together(lambda: make() if processes.leads else None)
+    population = processes.together(lambda: fetched or make())
+    engine = processes.together(lambda: make_engine(config, population, device, choices, processes.hold))
 
     def fresh(client: int) -> Tensor:
         module = make_module(config, population.dataset, f"model of client {client}")
         return Problem.of(module, population.dataset.task, dtype=engine.samples.dtype, device=device).start
 
     fingerprint = {
-        "data": _digest(population.dataset.x, population.dataset.y),
+        "data": processes.once(population.dataset, lambda: _digest(population.dataset.x, population.dataset.y)),
         "partition": _digest(*(getattr(population.shares, part).flat for part in ("train", "validation", "test"))),
         "model": _digest(*_model(engine.problem), text=str(engine.problem.module)),
     }
     for what, digest in fingerprint.items():
         processes.agree(f"the {what} is not the same on all ranks of the sharded run", [number_of(digest)])
     processes.align(engine)
+    engine = processes.share(engine)
     trainers = population.roles.trainers.to(device)
     attackers = population.roles.attackers.to(device)
     simulation = Simulation(
@@ -104,9 +109,7 @@ def assemble(
         keep=choices.get("keep", config.keep) if choices.get("ranks", 1) == processes.count else config.keep,
         scratch=config.scratch or nearest_folder(run),
         processes=processes,
-        protection=None
-        if config.privacy is None
-        else privacy.Protection(privacy.parse(config.privacy), config.seed, config.clients),
+        protection=_protection(config, population),
         local=config.local_patterns,
         alter=None if config.attack is None else alteration(attacks.parse(config.attack), attackers, config.seed),
     )
@@ -118,13 +121,24 @@ def assemble(
     return Assembly(population, simulation, scorer, matrix_scorer, fingerprint)
 
 
+def _protection(config: ExperimentConfig, population: Population) -> privacy.Protection | None:
+    if config.privacy is None:
+        return None
+    made = privacy.Protection(privacy.parse(config.privacy), config.seed, config.clients)
+    made.replies[population.roles.trainers] += population.told
+    return made
+
+
 def _model(problem: Problem) -> tuple[Tensor, ...]:
-    return (problem.start, problem.running) if problem.statistics.size else (problem.start,)
+    rows = (problem.start, problem.running) if problem.statistics.size else (problem.start,)
+    return (*rows, *(value for value in problem.module.parameters() if not value.requires_grad))
 
 
 def _digest(*tensors: Tensor, text: str = "") -> str:
     found = hashlib.blake2b(text.encode(), digest_size=16)
     for tensor in tensors:
         found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        for piece in tensor.detach().split(4096) if tensor.dim() else [tensor.detach()]:
+            found.update(piece.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            let_go(tensor)
     return found.hexdigest()

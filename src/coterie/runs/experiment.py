@@ -51,6 +51,7 @@ class Experiment:
         self.completed = self._checkpointed = 0
         self._closing = False
         self._stopped_by: int | None = None
+        folder.checkpoints.timed_by(self.processes.clock)
         self.processes.stops_by(lambda: self._stopped_by is not None and self.rounds.in_round)
 
     @property

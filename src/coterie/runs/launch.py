@@ -13,6 +13,7 @@ from coterie.errors import ConfigError, RunFolderError
 from coterie.rows.distributed import Ranks, launched, started_together
 from coterie.runs.builder import Assembly, assemble
 from coterie.runs.experiment import Experiment, enough_memory, threads
+from coterie.runs.model_inputs import INPUTS, describe_inputs
 from coterie.runs.own_code import own_code, stored_config
 from coterie.runs.rounds import SimulatedRounds
 from coterie.runs.storage import RunFolder, read_config
@@ -94,7 +95,7 @@ def begin(
     return experiment
 
 
-def resume(path: Path, data_dir: Path | None = None) -> Experiment:
+def resume(path: Path, data_dir: Path | None = None, processes: OneProcess | None = None) -> Experiment:
     """Open a run that was begun, at its newest checkpoint.
 
     Parameters
@@ -103,6 +104,8 @@ def resume(path: Path, data_dir: Path | None = None) -> Experiment:
         The run's folder, which all processes of a sharded run must see.
     data_dir
         Where data sets lie; by default where they lay.
+    processes
+        The processes that compute it; by default as :func:`processes_for` finds them.
 
     Returns
     -------
@@ -110,7 +113,7 @@ def resume(path: Path, data_dir: Path | None = None) -> Experiment:
         The experiment.
     """
     plain = read_config(path)
-    processes = processes_for(str(plain.get("engine")))
+    processes = processes or processes_for(str(plain.get("engine")))
     with contextlib.ExitStack() as on_failure:
         folder = processes.together(
             lambda: RunFolder.open(path) if processes.leads else RunFolder.written_elsewhere(path, plain)
@@ -146,6 +149,7 @@ def _refuse_finished(folder: RunFolder) -> None:
 
 def _write_beginning(folder: RunFolder, parts: Assembly, choices: dict[str, Any]) -> None:
     folder.write_shares(parts.population.holdings())
+    folder.write_facts(INPUTS, describe_inputs(parts.population))
     folder.write_choices(choices)
 
 

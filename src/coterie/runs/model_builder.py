@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from coterie import models, randomness, user_code
 from coterie.algorithms import registry
 from coterie.compute.batched import BatchedEngine
+from coterie.compute.class_weights import ClassWeights, balanced
 from coterie.compute.engine import Engine
 from coterie.compute.loop import LoopEngine
 from coterie.compute.samples import Samples
@@ -22,14 +24,21 @@ from coterie.evaluation import metrics as metric_table
 from coterie.models.problem import LOSSES, PerSampleLoss, Problem
 from coterie.runs.population import Population
 from coterie.simulation import attacks
-from coterie.tasks import TASKS
-from coterie.user_code import IMPORT
+from coterie.tasks import BALANCED, TASKS, read_weights
+from coterie.user_code import IMPORT, OBJECT
 
 
 def make_engine(
-    config: ExperimentConfig, population: Population, device: torch.device, choices: Mapping[str, Any] | None = None
+    config: ExperimentConfig,
+    population: Population,
+    device: torch.device,
+    choices: Mapping[str, Any] | None = None,
+    hold: Callable[[Samples], Samples] = lambda samples: samples,
 ) -> Engine:
-    """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before."""
+    """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before.
+
+    ``hold`` may put in place of samples the same ones that are held already.
+    """
     choices = choices or {}
     dataset, dtype = population.dataset, getattr(torch, config.dtype)
     _refuse_unfit(config, dataset)
@@ -51,6 +60,10 @@ def make_engine(
     labels = _poisoned(config, population) if len(population.roles.attackers) else None
     where = {"device": device, "dtype": dtype}
     samples = Samples.of(dataset, population.shares, seed=config.seed, **where, labels=labels, own=population.own)
+    samples = hold(samples)
+    if config.class_weights is not None:
+        values = _class_weights(config, population, samples).to(device=device, dtype=dtype)
+        samples = replace(samples, class_weights=ClassWeights.of(values, samples))
     _try_out(config, problem, samples, dataset)
     if config.engine == "loop":
         return LoopEngine(problem, samples, config.seed)
@@ -63,6 +76,7 @@ def make_engine(
         chunk=choices.get("chunk") or config.chunk,
         compile_steps=config.compile,
         precision=config.precision,
+        batch=_batch_size(config),
     )
     if config.convolution == "measured" and "convolution" not in choices:
         engine.measure(_batch_size(config))
@@ -94,7 +108,36 @@ def _refuse_unfit(config: ExperimentConfig, dataset: Dataset) -> None:
         raise ConfigError(f"loss {config.loss!r} does not fit the {dataset.task} task of {dataset.name!r}: use {own}")
 
 
+def _class_weights(config: ExperimentConfig, population: Population, samples: Samples) -> Tensor:
+    """Give each client's weight of each class: as given, or by counts of the training samples that the scope names."""
+    dataset, text = population.dataset, config.class_weights or ""
+    if not dataset.classes:
+        raise ConfigError(f"class_weights is {text!r}, but {dataset.name!r} has numbers to predict, not classes")
+    counts = samples.class_counts.cpu()
+    if text != BALANCED:
+        given = read_weights(text)
+        for name in given:
+            if name not in dataset.classes:
+                known = ", ".join(dataset.classes)
+                raise ConfigError(f"class_weights names {name!r}, but the classes of {dataset.name!r} are {known}")
+        return torch.tensor([given.get(name, 1.0) for name in dataset.classes]).double().expand(len(counts), -1)
+    if config.scope == "local" or not registry.get(config.algorithm).federates:
+        return balanced(counts)
+    if config.scope == "pooled":
+        whole = dataset.y[: dataset.train_count].bincount(minlength=len(dataset.classes))
+        return balanced(whole).expand(len(counts), -1)
+    if config.privacy is not None:
+        raise ConfigError(
+            "class_weights is balanced by counts of all clients, which privacy does not protect: give the weights as "
+            "numbers, or use scope local"
+        )
+    return balanced(counts[population.roles.trainers].sum(0)).expand(len(counts), -1)
+
+
 def _loss(name: str | None) -> str | PerSampleLoss | None:
+    if name is not None and name.startswith(OBJECT):
+        handed_over: PerSampleLoss = user_code.find("loss", name)
+        return handed_over
     if name is None or not name.startswith(IMPORT):
         return name
     loss: PerSampleLoss = user_code.load(
@@ -127,10 +170,22 @@ def _try_out(config: ExperimentConfig, problem: Problem, samples: Samples, datas
         )
     with _reported(loss, f"outputs of shape {tuple(outputs.shape)}"):
         losses = problem.loss(outputs, y)
+        half = max(1, len(y) // 2)
+        some = problem.loss(outputs[:half], y[:half])
+    _refuse_other_than_one_each(loss, losses, some, y)
+
+
+def _refuse_other_than_one_each(loss: str, losses: object, some: object, y: Tensor) -> None:
+    """See that a loss is one of each sample: engines weigh and sum them, over samples of one client or of many."""
+    wanted = f"but must give one for each of {len(y)} samples"
+    if not isinstance(losses, Tensor) or not isinstance(some, Tensor):
+        raise ConfigError(f"{loss} gives a {type(losses).__name__}, {wanted}: a tensor")
+    if losses.dim() == 0:
+        raise ConfigError(f"{loss} gives one number, {wanted}: leave the mean out (reduction='none')")
     if losses.shape != y.shape:
-        raise ConfigError(
-            f"{loss} gives a result of shape {tuple(losses.shape)}, but must give one for each of {len(y)} samples"
-        )
+        raise ConfigError(f"{loss} gives a result of shape {tuple(losses.shape)}, {wanted}")
+    if not torch.allclose(some, losses[: len(some)], rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise ConfigError(f"{loss} gives a sample another loss when other samples are there, {wanted} by itself")
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from coterie import data, randomness
 from coterie.algorithms import registry
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
+from coterie.data.bounded_statistics import BoundedColumns
 from coterie.data.partitions import Shares, share_out
 from coterie.data.partitions.assignment import refuse_too_many
-from coterie.data.statistics import prepared
+from coterie.data.statistics import Constants, constants_of, prepared, refuse_medians, with_constants
 from coterie.errors import ConfigError
 from coterie.simulation import attacks
+from coterie.simulation.privacy import Protection, parse
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,15 @@ class Population:
         Who trains, is held out, attacks.
     own
         For each client, the data set with statistics of its own training samples, where those are what scales it.
+    told
+        How many replies' worth of privacy each trainer has spent on telling statistics.
     """
 
     dataset: Dataset
     shares: Shares
     roles: Roles
     own: tuple[Dataset, ...] = ()
+    told: int = 0
 
     def seen_by(self, client: int) -> Dataset:
         """Give the data set with the statistics that scale a client's samples."""
@@ -115,9 +121,11 @@ def roles(config: ExperimentConfig) -> Roles:
     return Roles(trainers, newcomers, attackers)
 
 
-def make_population(config: ExperimentConfig, data_dir: Path | None = None) -> Population:
-    """Load the data and deal it out."""
-    dataset = data.load(config.data, data_dir=data_dir, seed=config.seed)
+def make_population(
+    config: ExperimentConfig, data_dir: Path | None = None, load: Callable[..., Dataset] = data.load
+) -> Population:
+    """Load the data and deal it out; ``load`` may give a data set that was loaded before."""
+    dataset = load(config.data, data_dir=data_dir, seed=config.seed)
     refuse_too_many(dataset, config.clients)  # before anything is drawn for each of them
     drawn = roles(config)
     shares = share_out(
@@ -142,5 +150,24 @@ def _with_statistics(config: ExperimentConfig, population: Population) -> Popula
     if alone:
         own = tuple(prepared(dataset, [train[client]], "local") for client in range(len(train)))
         return replace(population, own=own)
-    parts = [train[client] for client in population.roles.trainers.tolist()]
+    trainers = population.roles.trainers
+    if config.privacy is not None:
+        protection = Protection(parse(config.privacy), config.seed, config.clients)
+        found = noisy_constants(dataset, [train[client] for client in trainers.tolist()], protection, trainers)
+        return replace(population, dataset=with_constants(dataset, found), told=int(protection.replies.max()))
+    parts = [train[client] for client in trainers.tolist()]
     return replace(population, dataset=prepared(dataset, parts, "federated"))
+
+
+def noisy_constants(dataset: Dataset, parts: list[Tensor], protection: Protection, clients: Tensor) -> Constants:
+    """Give what the statistics of some clients come to that each tells with noise, as one reply."""
+    preparation = dataset.preparation
+    assert preparation is not None
+    refuse_medians(preparation)
+    columns = BoundedColumns(preparation, dataset.features, dataset.x.dtype == torch.uint8)
+    if not columns.places:
+        return Constants(dataset.mean, dataset.std, dataset.fill)
+    size = protection.privacy.clip / columns.radius
+    told = torch.stack([columns.told(dataset.x[part]) for part in parts]) * size
+    sent = protection({"statistics": told}, {}, {"statistics": None}, clients, ("statistics", 0))["statistics"]
+    return constants_of(preparation, *columns.moments((sent / size).mean(0), len(parts)))

@@ -16,7 +16,7 @@ from coterie.runs.builder import Assembly
 from coterie.runs.storage import EVERYONE, RunFolder
 from coterie.runs.storage.answers import write_answers
 from coterie.simulation.accuracy_matrix import Matrix
-from coterie.simulation.scoring import Score
+from coterie.simulation.scoring import Score, on_host
 
 
 class Recorder:
@@ -25,12 +25,12 @@ class Recorder:
     def __init__(self, config: ExperimentConfig, folder: RunFolder, parts: Assembly) -> None:
         self.folder = folder
         self._config, self._title = config, parts.simulation.algorithm.title
-        self._sizes, self._primary = parts.engine.sizes, parts.scorer.primary
+        self._sizes, self._primary = parts.engine.host_sizes, parts.scorer.primary
         self._warned: set[str] = set()  # metrics
-        self._honest = torch.tensor(parts.population.roles.honest, device=parts.engine.device)
+        self._honest = torch.tensor(parts.population.roles.honest)
 
     def scores(self, round_number: int, scores: list[Score]) -> None:
-        for score in scores:
+        for score in map(on_host, scores):
             # A metric that a client does not have (no samples, one class) is left out; a loss that is NaN is not.
             has = self._sizes[score.split][score.clients] > 0
             keep = has if score.metric == "loss" else has & ~score.values.isnan()
@@ -40,18 +40,18 @@ class Recorder:
                 score.model,
                 score.split,
                 score.metric,
-                score.values[keep].cpu().numpy(),
-                score.clients[keep].cpu().numpy(),
+                score.values[keep].numpy(),
+                score.clients[keep].numpy(),
             )
 
     def answers(self, round_number: int, scores: list[Score]) -> None:
         """Record how each test sample was answered, where that was asked for."""
         found = {}
-        for score in scores:
+        for score in map(on_host, scores):
             if score.answers is not None:
                 sizes = self._sizes[score.split][score.clients]
                 owner = torch.repeat_interleave(score.clients, sizes)
-                found[score.model] = (owner.int().cpu().numpy(), score.answers.cpu().numpy())
+                found[score.model] = (owner.int().numpy(), score.answers.cpu().numpy())
         if found:
             write_answers(self.folder.path, round_number, found)
 
@@ -115,5 +115,6 @@ class Recorder:
         for model in ("personal", "global"):
             for score in scores:
                 if (score.model, score.split, score.metric) == (model, "test", self._primary):
+                    score = on_host(score)
                     return float(score.values[torch.isin(score.clients, self._honest)].nanmean())
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from coterie.rows import Rows
 from coterie.runs.builder import Assembly
 from coterie.runs.records import Recorder
 from coterie.runs.storage import Checkpoint, RunFolder, as_restored
+from coterie.runs.storage.kept_models import KeptModels
 from coterie.simulation.accuracy_matrix import Matrix
 
 
@@ -69,7 +69,8 @@ class SimulatedRounds:
 
     def play(self, round_number: int, close: Callable[[], None]) -> float | None:
         config, simulation, recorder = self.config, self.simulation, self.recorder
-        began = time.perf_counter()
+        clock = simulation.processes.clock
+        began = clock()
         cohort, following = (
             draw_cohort(config.seed, round_number + later, self.trainers, config.participation) for later in (0, 1)
         )
@@ -79,10 +80,12 @@ class SimulatedRounds:
         info = simulation.play_round(cohort, round_number)
         self.in_round = False
         simulation.server = as_restored(simulation.server)
-        trained = time.perf_counter()
-        scores, matrix = None, None
+        trained = clock()
+        scores, matrix, last = None, None, round_number == config.rounds
+        kept = KeptModels(self._is_trained_to_be_measured)
         if due(config, round_number):
-            scores = self.parts.scorer.scores(round_number, answers=round_number == config.rounds)
+            keep = kept.add if last and simulation.processes.count == 1 else None
+            scores = self.parts.scorer.scores(round_number, answers=last, keep=keep)
             matrix = self._measure_matrix(round_number)
         protection, traffic = simulation.protection, simulation.traffic
         if protection is not None:
@@ -95,13 +98,18 @@ class SimulatedRounds:
                 recorder.info(round_number, info, cohort)
             if matrix is not None:
                 recorder.matrix(round_number, matrix)
+            kept.write(self.folder.path)
             self.folder.metrics.append_bytes(round_number, up=traffic.up - up, down=traffic.down - down)
             if protection is not None:
                 recorder.epsilon(round_number, protection.epsilon(self.trainers))
-            self.folder.timings.append(round_number, training=trained - began, evaluation=time.perf_counter() - trained)
+            self.folder.timings.append(round_number, training=trained - began, evaluation=clock() - trained)
 
         simulation.processes.write(record)
         return None if scores is None else recorder.headline(scores)
+
+    def _is_trained_to_be_measured(self, kind: str) -> bool:
+        """Say whether models of a kind are trained for the evaluation alone, so that no checkpoint has them."""
+        return kind == "newcomer" or self.simulation.asks_to_personalise(self.trainers)
 
     def _measure_matrix(self, round_number: int) -> Matrix | None:
         config, scorer = self.config, self.parts.matrix_scorer

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from coterie import data
 from coterie.algorithms.base import State
 from coterie.compute.engine import Engine
+from coterie.compute.samples import Samples
+from coterie.data import Dataset
 from coterie.rows import Rows, take_rows
 from coterie.rows.placement import Keep, Placement
 from coterie.simulation.exchange import Exchange
+from coterie.simulation.measurement import Measured, Measurement, measured
 
 Result = TypeVar("Result")
 
@@ -58,6 +64,30 @@ class OneProcess:
     def connect(self, local: Exchange) -> Exchange:
         """Make an exchange that reaches all clients, from one that reaches those of this process."""
         return local
+
+    def load(self, name: str, *, data_dir: Path | None = None, seed: int = 0) -> Dataset:
+        """Load a data set; runs that play together read one that all of them use once."""
+        return data.load(name, data_dir=data_dir, seed=seed)
+
+    def once(self, of: object, make: Callable[[], Result]) -> Result:
+        """Make something of an object; runs that play together, and have the same object, make it once."""
+        return make()
+
+    def hold(self, samples: Samples) -> Samples:
+        """Give the same samples, as they are held in this process."""
+        return samples
+
+    def share(self, engine: Engine) -> Engine:
+        """Give what the run asks in place of its engine; runs that play together share one."""
+        return engine
+
+    def measure(self, engine: Engine, wanted: Measurement) -> Measured:
+        """Measure models on the samples of clients of this process."""
+        return measured(engine, [wanted], [wanted.outputs(engine)])[0]
+
+    def clock(self) -> float:
+        """Give the seconds by which the run's rounds are timed, from some beginning."""
+        return time.perf_counter()
 
     def align(self, engine: Engine) -> None:
         """Let all processes' engines compute in the same way."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms.contract import calling, check_tensors, checked_predict
+from coterie.algorithms.contract import calling, check_tensors
 from coterie.compute.samples import Split
-from coterie.errors import AlgorithmError, Diverged
+from coterie.errors import Diverged
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_oracle, hybrid_validation
 from coterie.rows import Rows
+from coterie.simulation.measurement import Measurement, Targets
 from coterie.simulation.simulation import Simulation
 
+Keep = Callable[[str, Tensor, Rows], None]
+"""Shown the name under which models are measured, the clients and their rows, before the next ones are made."""
 _OF_CLASSES = frozenset({*metric_table.names("multiclass"), *metric_table.names("binary")})
 
 
@@ -49,17 +52,6 @@ class Score:
     answers: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class _Targets:
-    """What models should give for the samples of a group of clients: the same in every round, so collected once."""
-
-    splits: tuple[Split, ...]  # of which any client of the group has samples
-    here: tuple[Split, ...]  # of which a client has some that is computed in this process
-    clients: Tensor  # those that are computed in this process
-    values: Tensor  # of all their samples, split after split and client after client
-    offsets: Tensor  # where each client's samples of each split begin, and the last one's end
-
-
 class _Group:
     """Clients that are evaluated together."""
 
@@ -67,13 +59,20 @@ class _Group:
         self.clients, self._simulation, self._splits = clients, simulation, splits
 
     @cached_property
-    def targets(self) -> _Targets:
+    def targets(self) -> Targets:
         engine, mine = self._simulation.engine, self._simulation.processes.mine(self.clients)
         splits = tuple(split for split in self._splits if bool(engine.sizes[split][self.clients].any()))
         here = tuple(split for split in splits if bool(engine.sizes[split][mine].any()))
         index = torch.cat([engine.samples.flat_index(mine, split) for split in here] or [mine.new_zeros(0)])
         ends = torch.cat([engine.sizes[split][mine] for split in here] or [mine.new_zeros(0)]).cumsum(0)
-        return _Targets(splits, here, mine, engine.samples.y[index], torch.cat([ends.new_zeros(1), ends]))
+        return Targets(splits, here, mine, engine.samples.y[index], torch.cat([ends.new_zeros(1), ends]))
+
+
+def on_host(score: Score) -> Score:
+    """Give a score whose values and clients are on the host; the same one if they are."""
+    if score.values.device.type == "cpu" and score.clients.device.type == "cpu":
+        return score
+    return replace(score, values=score.values.cpu(), clients=score.clients.cpu())
 
 
 class Scorer:
@@ -106,22 +105,30 @@ class Scorer:
         self.primary = simulation.engine.problem.metrics[0]
         self._blocks = [_Group(simulation, block, splits) for block in simulation.blocks(clients)]
         self._newcomers = _Group(simulation, newcomers, splits)
+        self._hosts: dict[int, tuple[Tensor, Tensor]] = {}  # clients, by the tensor that holds them
         everyone = torch.cat([clients, newcomers]).sort().values if len(newcomers) else clients
         together = len(self._blocks) == 1 and not len(newcomers)
         self._everyone = self._blocks[0] if together else _Group(simulation, everyone, splits)
 
-    def scores(self, round_number: int, answers: bool = False) -> list[Score]:
+    def scores(self, round_number: int, answers: bool = False, keep: Keep | None = None) -> list[Score]:
         """Evaluate every model on every client's own samples, after the round that was played last.
 
-        ``answers`` asks for every test sample's too, which are given of classes and where one process has all clients.
+        ``answers`` asks for every test sample's too, which are given of classes. ``keep`` is shown the personal models
+        and those of newcomers.
         """
-        self._answering = answers and self.simulation.processes.count == 1 and self.primary in _OF_CLASSES
+        keep = keep or (lambda kind, clients, rows: None)
+        self._answering = answers and self.primary in _OF_CLASSES
         simulation, algorithm = self.simulation, self.simulation.algorithm
         blocks = [group.clients for group in self._blocks]
         scores: list[Score] = []
         if algorithm.has_personal:
-            made = zip(self._blocks, simulation.personal_blocks(blocks, round_number), strict=True)
-            scores += self._joined([self._score("personal", rows, group) for group, (_, rows) in made])
+            parts = []
+            for group, (block, rows) in zip(
+                self._blocks, simulation.personal_blocks(blocks, round_number), strict=True
+            ):
+                keep("personal", block, rows)
+                parts.append(self._score("personal", rows, group))
+            scores += self._joined(parts)
         with calling(f"{algorithm.title}, global_model"):
             shared = algorithm.global_model(simulation.server)
             if shared is not None:
@@ -138,15 +145,29 @@ class Scorer:
             scores += self._hybrid(scores)
         if len(self._newcomers.clients) and algorithm.has_personal:
             adapted = simulation.adapt(self._newcomers.clients, round_number, self.adapt_rounds)
+            keep("newcomer", self._newcomers.clients, adapted)
             scores += self._score("newcomer", adapted, self._newcomers)
+        scores = self._all_on_host(scores)
         self._refuse_nan(round_number, scores)
         return scores
+
+    def _all_on_host(self, scores: list[Score]) -> list[Score]:
+        """Bring all values to the host at once: what becomes of them there would wait for the device each time."""
+        if not scores or scores[0].values.device.type == "cpu":
+            return scores
+        values = torch.cat([score.values for score in scores]).cpu().split([len(score.values) for score in scores])
+        found = []
+        for score, mine in zip(scores, values, strict=True):
+            if id(score.clients) not in self._hosts:
+                self._hosts[id(score.clients)] = score.clients, score.clients.cpu()
+            found.append(replace(score, values=mine, clients=self._hosts[id(score.clients)][1]))
+        return found
 
     def _refuse_nan(self, round_number: int, scores: list[Score]) -> None:
         """Raise :class:`~coterie.errors.Diverged` with clients whose loss on samples that they have is NaN."""
         losses = [score for score in scores if score.metric == "loss" and bool(score.values.isnan().any())]
         for score in losses:
-            bad = score.values.isnan() & (self.simulation.engine.sizes[score.split][score.clients] > 0)
+            bad = score.values.isnan() & (self.simulation.engine.host_sizes[score.split][score.clients] > 0)
             if bool(bad.any()):
                 what = f"{score.split} loss of the {score.model} model"
                 raise Diverged(round_number, score.clients[bad].tolist(), what)
@@ -166,41 +187,35 @@ class Scorer:
         names = ("loss", *self.simulation.engine.problem.metrics)
         found, answers = processes.together(partial(self._values, model, rows, targets, shared))
         values = iter(processes.gathered(found, group.clients))
-        given = {("test", "loss"): answers}
+        given = {("test", "loss"): self._of_all(answers, group)}
         return [
             Score(model, split, name, next(values), group.clients, given.get((split, name)))
             for split in targets.splits
             for name in names
         ]
 
-    def _values(self, model: str, rows: Rows, targets: _Targets, shared: bool) -> tuple[Tensor, Tensor | None]:
+    def _values(self, model: str, rows: Rows, targets: Targets, shared: bool) -> tuple[Tensor, Tensor | None]:
         """Give the loss and every metric of each split ``[values, clients]`` for the clients here, and the answers."""
-        engine = self.simulation.engine
-        metrics, predict = engine.problem.metrics, checked_predict(self.simulation.algorithm.predict)
-        shape = (len(targets.splits), 1 + len(metrics), len(targets.clients))
-        out = torch.full(shape, torch.nan, dtype=torch.float64, device=engine.device)
-        answers = None
-        if targets.here:
-            # All splits at once, as if a client's samples of one were another client's.
-            with calling(f"{self.simulation.algorithm.title}, predict of the {model} model"):
-                outputs = torch.cat(engine.predict_all(predict, rows, targets.clients, targets.here, shared))
-                if outputs.shape != (wanted := (len(targets.values), *engine.output_shape)):
-                    raise AlgorithmError(
-                        f"it must give outputs of shape {tuple(wanted)} for these samples, but gives "
-                        f"{tuple(outputs.shape)}"
-                    )
-            losses = engine.problem.loss(outputs, targets.values).double()
-            values = [metric_table.segment_mean(losses, targets.offsets)]
-            values += [
-                metric_table.per_client(name, outputs, targets.values, targets.offsets).double() for name in metrics
-            ]
-            which = [targets.splits.index(split) for split in targets.here]
-            out[which] = torch.stack(values).unflatten(1, (len(which), -1)).transpose(0, 1)
-            if self._answering and "test" in targets.here:
-                first = targets.here.index("test") * len(targets.clients)
-                test = slice(*targets.offsets[[first, first + len(targets.clients)]].tolist())
-                answers = metric_table.answers(outputs[test], targets.values[test])
-        return out.flatten(0, 1), answers
+        engine, algorithm = self.simulation.engine, self.simulation.algorithm
+        if not targets.here:
+            shape = (len(targets.splits) * (1 + len(engine.problem.metrics)), len(targets.clients))
+            return torch.full(shape, torch.nan, dtype=torch.float64, device=engine.device), None
+        wanted = Measurement(algorithm, rows, targets, shared, self._answering)
+        with calling(f"{algorithm.title}, predict of the {model} model"):
+            return self.simulation.processes.measure(engine, wanted)
+
+    def _of_all(self, answers: Tensor | None, group: _Group) -> Tensor | None:
+        """Put together the answers of all processes, client after client."""
+        processes, sizes = self.simulation.processes, self.simulation.engine.sizes["test"]
+        if processes.count == 1 or not self._answering or "test" not in group.targets.splits:
+            return answers
+        places = torch.arange(int(sizes[group.clients].max()), device=sizes.device)
+        # Processes exchange columns of one length: each client's answers are padded to the longest.
+        own = places < sizes[group.targets.clients].unsqueeze(1)
+        padded = torch.zeros(own.shape, dtype=torch.float32, device=sizes.device)
+        if answers is not None:
+            padded[own] = answers
+        return processes.gathered(padded.T, group.clients).T[places < sizes[group.clients].unsqueeze(1)]
 
     def _joined(self, parts: list[list[Score]]) -> list[Score]:
         """Put the scores of all blocks of clients together; of a block without samples there are none."""

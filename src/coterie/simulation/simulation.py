@@ -274,6 +274,14 @@ class Simulation:
         with self._trial():
             return self._personal(clients, round_number, "personalise", briefly)
 
+    def asks_to_personalise(self, clients: Tensor) -> bool:
+        """Say whether clients compute something on their samples before they have personal models."""
+        try:
+            next(self._script("personalise", self.cohort(clients, self.round)))
+        except StopIteration:
+            return False
+        return True
+
     def personal_blocks(self, blocks: Sequence[Tensor], round_number: int) -> Iterator[tuple[Tensor, Rows]]:
         """Make personal models for one block of clients after another, to be read before the next block."""
         for number, block in enumerate(blocks):

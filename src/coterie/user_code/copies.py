@@ -240,7 +240,7 @@ def _own_file(module: str) -> Path | None:
     if found is None or not found.has_location or found.origin is None or not found.origin.endswith(".py"):
         return None
     path = Path(found.origin).absolute()
-    return None if _is_installed(path) else path
+    return None if is_installed(path) else path
 
 
 def _own_folder(package: str) -> Path | None:
@@ -251,10 +251,11 @@ def _own_folder(package: str) -> Path | None:
         found = None if parent and _own_folder(parent) is None else importlib.util.find_spec(package)
     folders = list(found.submodule_search_locations or ()) if found is not None else []
     path = Path(folders[0]).absolute() if folders else None
-    return None if path is None or _is_installed(path) else path
+    return None if path is None or is_installed(path) else path
 
 
-def _is_installed(path: Path) -> bool:
+def is_installed(path: Path) -> bool:
+    """Say whether a file is part of Python, of Coterie, or of an installed package."""
     places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     places += [*site.getsitepackages(), site.getusersitepackages(), str(_OURS)]
     return any(path.is_relative_to(place) for place in places) or "site-packages" in path.parts
@@ -348,5 +349,5 @@ def module_of_copy(path: Path) -> str | None:
 
 
 def as_given(text: str) -> str:
-    """Give the name of a copied module as the user wrote it."""
-    return re.sub(rf"\b{_PREFIX}[0-9a-f]{{16}}\.", "", text)
+    """Give the name of a copied module as the user wrote it, and that of an object without its digest."""
+    return re.sub(rf"\b{_PREFIX}[0-9a-f]{{16}}\.|(?<=\w)@[0-9a-f]{{32}}\b", "", text)

@@ -148,6 +148,17 @@ def test_pathological_support(case, per_client: int, order: str, balanced: bool)
     assert set(held.sum(0)) <= {clients * per_client // classes, -(-clients * per_client // classes)}
 
 
+def test_a_piece_of_random_size_is_enough_for_a_client_that_has_no_other() -> None:
+    dataset = make(np.arange(80) % 2, 2)  # 40 of a class for 3 or 4 clients: pieces from 1 sample on are drawn
+    sizes = [
+        [len(part) for part in parts(share_out(dataset, "pathological:1,balanced=false", clients=7, seed=seed))]
+        for seed in range(100)
+    ]
+    assert min(min(each) for each in sizes) == 2 and all(sum(each) == 80 for each in sizes)
+    with pytest.raises(PartitionError, match="class '0' has 5 samples for 3 clients"):
+        share_out(make(np.arange(10) % 2, 2), "pathological:1", clients=5, seed=1)
+
+
 def test_pathological_in_the_paper_s_shape() -> None:
     dataset = make(np.arange(20_000) % 10, 10)
     counts = np.array(class_counts(share_out(dataset, "pathological:2", clients=100, seed=3), dataset))

@@ -87,6 +87,8 @@ def test_a_whole_recipe(whole: tuple[Path, Result]) -> None:
     out, found = whole
     assert "FedAMP, Table 9: A small one" in found.stdout and "Criteria: 1 " in found.stdout
     assert "First, part 1 of 2: 6 runs" in found.stderr and f"recipe: {out}" in " ".join(found.stderr.split())
+    # One account of the whole, over both parts.
+    assert "small: one/ours-seed1 ended with " in found.stderr and "; 18 of 18 runs\n" in found.stderr
     text, made = (out / "recipe.md").read_text(), json.loads((out / "recipe.json").read_text())
     assert "## First" in text and "## Second" in text and "| partition=natural | ours |" in text
     # Cells are what the runs say, in percent: a mean over seeds of a mean over clients.
@@ -117,13 +119,13 @@ def test_stopped_and_started_again_it_ends_with_the_same_table(
     made = recipe(parts=both_parts())
     with monkeypatch.context() as patched, pytest.raises(Interrupted, match=r"1 of 6 runs .* with the same command"):
         patched.setattr(Simulation, "play_round", stopping(KeyboardInterrupt, 6))  # within the second run
-        run_recipe(made, out, progress=False)
+        run_recipe(made, out, together=False, progress=False)
     assert not (out / "recipe.md").exists()
     played = 0
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(Simulation, "play_round", stopping(Killed, 4 * 4 + 10))  # within the second part
         patched.setattr(Experiment, "keep", lambda self: None)
-        run_recipe(made, out, progress=False)
+        run_recipe(made, out, together=False, progress=False)
     assert (out / "one" / "table.md").exists() and not (out / "two" / "table.md").exists()
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("*/runs/*/summary.json")}
     assert len(stamps) > 6

@@ -63,7 +63,7 @@ def plan(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Fus
     for node, step in list(steps.items()):
         if step.kind == "pool":
             given = _before(node)
-            if given is not None and steps.get(given) == SKIP:
+            if given is not None and steps.get(given) == SKIP and len(given.users) == 1:
                 given = _before(given)
             if given is not None and _module(given, modules, nn.Conv2d) and len(given.users) == 1:
                 steps[node], steps[given] = SKIP, replace(step, kind="convolve")

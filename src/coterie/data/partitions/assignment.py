@@ -70,6 +70,8 @@ def share_out(
             f"partition {scheme.text()!r} deals by class labels, and the data set {dataset.name!r} is a regression "
             "task without any: use iid, quantity, quality or natural"
         )
+    if dataset.test_apart:
+        _refuse_mixing(dataset, scheme, test_fraction)
     count = len(dataset.y)
     refuse_too_many(dataset, clients)
     if test_fraction is None:
@@ -96,6 +98,18 @@ def share_out(
     )
 
 
+def _refuse_mixing(dataset: Dataset, scheme: Scheme, test_fraction: float | None) -> None:
+    if scheme.name != "natural":
+        raise PartitionError(
+            f"partition {scheme.text()!r} deals all samples of {dataset.name!r} out, but its test samples stand apart, "
+            "each with an owner: leave the partition out, or hand all samples over together"
+        )
+    if test_fraction is not None:
+        raise ConfigError(
+            f"test_fraction is {test_fraction}, but the test samples of {dataset.name!r} stand apart: leave it out"
+        )
+
+
 def _pool(dataset: Dataset, test_fraction: float, min_samples: int | None) -> SamplePool:
     regression = dataset.task == "regression"
     return SamplePool(
@@ -109,6 +123,7 @@ def _pool(dataset: Dataset, test_fraction: float, min_samples: int | None) -> Sa
         superclasses=dataset.superclasses,
         min_samples=min_samples,
         owner_names=dataset.owner_names,
+        test_apart=dataset.test_apart,
     )
 
 

@@ -26,6 +26,13 @@ class Shards(Scheme):
 
     def assign(self, pool: SamplePool, clients: int, seed: int) -> Assignment:
         """Deal shards."""
+        if clients * self.per_client > len(pool.labels):
+            raise PartitionError(
+                self.cannot(
+                    f"{len(pool.labels)} samples cannot be cut into {clients * self.per_client} shards",
+                    f"ask for at most {max(len(pool.labels) // clients, 1)} of each client",
+                )
+            )
         draw = stream(seed, "partition: shards")
         pieces = np.array_split(
             np.concatenate(shuffled_classes(pool.labels, pool.classes, draw)), clients * self.per_client
@@ -68,7 +75,7 @@ class Pathological(Scheme):
         pieces: list[list[Indices]] = [[] for _ in range(clients)]
         for label, samples in enumerate(shuffled_classes(pool.labels, pool.classes, draw)):
             count = len(holders[label])
-            if len(samples) < count * self.least:
+            if len(samples) < count * self._smallest:
                 raise PartitionError(
                     self.cannot(
                         f"class {pool.class_names[label]!r} has {len(samples)} samples for {count} clients",
@@ -78,6 +85,11 @@ class Pathological(Scheme):
             for client, piece in zip(holders[label], self._pieces(samples, count, draw), strict=True):
                 pieces[client].append(piece)
         return Assignment([np.concatenate(mine) for mine in pieces])
+
+    @property
+    def _smallest(self) -> int:
+        # A client needs a sample to train on and one to test on, also where all it has is one piece.
+        return max(self.least, 2 if self.classes == 1 else 1)
 
     def _holders(self, classes: int, clients: int, draw: np.random.Generator) -> list[Indices]:
         slots = np.arange(clients * self.classes)
@@ -100,7 +112,7 @@ class Pathological(Scheme):
             return np.array_split(samples, count)
         each = len(samples) / count
         least = min(max(each / 10, self.least), each)
-        sizes = np.floor(draw.uniform(least, each, count - 1)).astype(np.int64).clip(self.least)
+        sizes = np.floor(draw.uniform(least, each, count - 1)).astype(np.int64).clip(self._smallest)
         return cut(samples, [*sizes, len(samples) - int(sizes.sum())])
 
 
@@ -124,7 +136,13 @@ class QLabel(Scheme):
 
 def q_label(members: list[Indices], clients: int, q: int, draw: np.random.Generator) -> list[Indices]:
     """Deal ``q`` pieces of classes to every client."""
+    samples = sum(map(len, members))
+    if q * clients > samples:
+        raise PartitionError(
+            f"q is {q}, but {samples} samples cannot be cut into {q * clients} pieces: with {clients} clients, ask for "
+            f"at most {max(samples // clients, 1)}"
+        )
     count = -(-q * clients // len(members))
-    pieces = [piece for samples in members for piece in np.array_split(samples, count)]
+    pieces = [piece for each in members for piece in np.array_split(each, count)]
     order = draw.permutation(len(pieces))[: q * clients].reshape(clients, q)
     return [np.concatenate([pieces[piece] for piece in mine]) for mine in order]

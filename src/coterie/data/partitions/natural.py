@@ -53,7 +53,20 @@ class Natural(Scheme):
             alone = all((each == each[0]).all() for each in of_owner)
             groups = np.array([each[0] for each in of_owner]) if alone else None
         names = tuple(" + ".join(pool.owner_names[one] for one in mine) for mine in taken) if pool.owner_names else ()
-        return Assignment(parts, groups=groups, names=names)
+        if not pool.test_apart:
+            return Assignment(parts, groups=groups, names=names)
+        test = [part[part >= pool.train_count] for part in parts]
+        for number, (part, tested) in enumerate(zip(parts, test, strict=True)):
+            if not 0 < len(tested) < len(part):
+                lacking = "test" if len(tested) < len(part) else "training"
+                raise PartitionError(
+                    self.cannot(
+                        f"client {names[number] if names else number} has no {lacking} samples",
+                        "give it some, or leave it out",
+                    )
+                )
+        parts = [part[part < pool.train_count] for part in parts]
+        return Assignment(parts, test=test, groups=groups, names=names)
 
     def _taken(self, known: Indices, clients: int, data: str) -> list[Indices]:
         if self.merge and self.owners is not None:

@@ -41,6 +41,8 @@ class SamplePool:
         The fewest samples a client may get, where the caller asks for some.
     owner_names
         The natural clients' names, where they have any.
+    test_apart
+        Whether the official test set stays one: then a scheme assigns test samples apart.
     """
 
     name: str
@@ -53,6 +55,7 @@ class SamplePool:
     superclasses: tuple[int, ...] = ()
     min_samples: int | None = None
     owner_names: tuple[str, ...] = ()
+    test_apart: bool = False
 
     @property
     def classes(self) -> int:

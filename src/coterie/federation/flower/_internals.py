@@ -25,6 +25,7 @@ from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import (
     HEARTBEAT_MIN_INTERVAL,
+    HEARTBEAT_PATIENCE,
     SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
     TIMESTAMP_TOLERANCE,
@@ -44,7 +45,7 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
+from flwr.proto.node_pb2 import Node, NodeInfo
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
@@ -59,10 +60,24 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_and_inflate_object_from_tree
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve, verify_signature
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectUnavailableError,
+    pull_and_inflate_object_from_tree,
+    pull_objects,
+)
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.primitives.asymmetric import (
+    public_key_to_bytes,
+    sign_message,
+    uses_nist_ec_curve,
+    verify_signature,
+)
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode import start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import push_message
@@ -77,8 +92,13 @@ NODE_AWAY: tuple[int, ...] = (
 )
 """The codes of the replies that Flower makes up for a message, a reply or a node that is not available."""
 
+_CLAIM = "/flwr.proto.Runtime/AcquireTask"
+
 NODES_PATH = "/v1/fleet/"
 """What the paths of the calls begin with that a SuperNode makes to a SuperLink."""
+
+PULL_PATH, HEARTBEAT_PATH = f"{NODES_PATH}pull-messages", f"{NODES_PATH}send-node-heartbeat"
+"""The paths with which it asks for a message and says that it is there."""
 
 
 class FlowerTask:
@@ -180,29 +200,33 @@ class TaskQueue(Generic[TaskKind]):
         self._client.close()
 
 
-def messages_of(address: str) -> TaskQueue[MessageTask]:
-    """Give the messages of the SuperNode that offers them at an address of this machine."""
+def messages_of(address: str, ca: bytes, secret: bytes) -> TaskQueue[MessageTask]:
+    """Give the messages of the SuperNode that offers them at an address of this machine to whoever has its secret."""
 
     def connect(token: str | None) -> RuntimeHttpClient:
-        return _runtime_client(address, None, "flwr-clientapp", token)
+        return _runtime_client(address, ca, secret, "flwr-clientapp", token)
 
     return TaskQueue(connect, TaskType.CLIENT_APP, MessageTask)
 
 
-def runs_of(address: str, ca: bytes) -> TaskQueue[FlowerTask]:
-    """Give the runs that wait for the server's half of them at a SuperLink."""
+def runs_of(address: str, ca: bytes, secret: bytes) -> TaskQueue[FlowerTask]:
+    """Give the runs that wait for the server's half of them at a SuperLink, to whoever has its secret."""
 
     def connect(token: str | None) -> RuntimeHttpClient:
-        return _runtime_client(address, ca, "SuperExec" if token is None else "flwr-serverapp", token)
+        return _runtime_client(address, ca, secret, "SuperExec" if token is None else "flwr-serverapp", token)
 
     return TaskQueue(connect, TaskType.SERVER_APP, FlowerTask)
 
 
-def _runtime_client(address: str, ca: bytes | None, component: str, token: str | None) -> RuntimeHttpClient:
-    version = RuntimeVersionHttpInterceptor(component)
-    interceptors = (version,) if token is None else (version, RuntimeTokenHttpInterceptor(token))
+def _runtime_client(address: str, ca: bytes, secret: bytes, component: str, token: str | None) -> RuntimeHttpClient:
+    # A task is claimed with the secret; all other calls name its token, which only who claimed it has.
+    known = (
+        SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_CLAIM])
+        if token is None
+        else RuntimeTokenHttpInterceptor(token)
+    )
     # Without a retry invoker: Flower's ends the process where the other side refuses, and ours must go on.
-    return RuntimeHttpClient.from_server_address(address, ca is None, ca, interceptors)
+    return RuntimeHttpClient.from_server_address(address, False, ca, (RuntimeVersionHttpInterceptor(component), known))
 
 
 class KnownNode(NamedTuple):
@@ -212,6 +236,7 @@ class KnownNode(NamedTuple):
     public_key: bytes
     status: str
     is_unregistered: bool
+    last_seen: float | None = None
 
 
 class SuperLinkControl:
@@ -224,7 +249,9 @@ class SuperLinkControl:
     def nodes(self) -> list[KnownNode]:
         """List the nodes, with those that were unregistered."""
         return [
-            KnownNode(node.node_id, node.public_key, node.status, node.status == NodeStatus.UNREGISTERED)
+            KnownNode(
+                node.node_id, node.public_key, node.status, node.status == NodeStatus.UNREGISTERED, _last_seen(node)
+            )
             for node in self._client.ListNodes(ListNodesRequest()).nodes_info
         ]
 
@@ -258,6 +285,14 @@ class SuperLinkControl:
     def _unfinished(self, request: ListRunsRequest) -> list[int]:
         found = self._client.ListRuns(request).run_dict
         return [run for run, each in found.items() if each.status.status != Status.FINISHED]
+
+
+def _last_seen(node: NodeInfo) -> float | None:
+    """Give the time of the last heartbeat of a node that is there; of another, until when it counted as there."""
+    if not node.online_until:
+        return None
+    ahead = HEARTBEAT_PATIENCE * node.heartbeat_interval if node.status == NodeStatus.ONLINE else 0.0
+    return float(node.online_until - ahead)
 
 
 class NodeCalls:
@@ -307,8 +342,8 @@ class NodeSignatures:
         loaded = [serialization.load_ssh_public_key(key.encode()) for key in keys]
         self._keys = {public_key_to_bytes(key): key for key in loaded if isinstance(key, ec.EllipticCurvePublicKey)}
 
-    def accept(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Say whether headers are signed by a member, not long ago; their names are in lower case."""
+    def signer(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """Give the key of the member who signed headers, not long ago, if one did; their names are in lower case."""
         try:
             key, signature = (
                 base64.b64decode(headers[name.encode()], validate=True)
@@ -317,9 +352,34 @@ class NodeSignatures:
             signed = headers[TIMESTAMP_HEADER.encode()]
             age = (datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))).total_seconds()
             recent = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-            return recent and verify_signature(self._keys[key], signed, signature)
+            return key if recent and verify_signature(self._keys[key], signed, signature) else None
         except (KeyError, ValueError, TypeError, OverflowError):
-            return False
+            return None
+
+
+def node_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
+    """Sign the time with a node's key: the headers that :class:`NodeSignatures` looks at."""
+    now = datetime.now(UTC).isoformat()
+    signed = {
+        FLEET_HTTP_PUBLIC_KEY_HEADER: public_key_to_bytes(key.public_key()),
+        FLEET_HTTP_SIGNATURE_HEADER: sign_message(key, now.encode()),
+    }
+    return {name: base64.b64encode(value).decode() for name, value in signed.items()} | {TIMESTAMP_HEADER: now}
+
+
+def take_pauses(pauses: object) -> None:
+    """Have a SuperNode of this process pause by an object that stands in the place of the module ``time``."""
+    # Its loop sleeps for 3 seconds where there is no message, and for 0.5 where the reply to one is not there yet.
+    vars(start_client_internal)["time"] = pauses
+
+
+def hasten_objects(first: float = 0.05, longest: float = 1.0) -> None:
+    """Have this process ask sooner for a part of a message that is still on its way; Flower waits a second first."""
+    defaults = pull_objects.__kwdefaults__
+    assert defaults is not None
+    defaults["initial_backoff"], defaults["backoff_cap"] = first, longest
+    # As many tries as fit into the time that Flower gives all of them.
+    defaults["max_tries_per_object"] = None
 
 
 def stored_key(key: ec.EllipticCurvePublicKey) -> bytes:

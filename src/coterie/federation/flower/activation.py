@@ -11,10 +11,9 @@ import contextlib
 from pathlib import Path
 
 import httpx
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from coterie.federation.flower._internals import NodeCalls
+from coterie.federation.flower.certificates import read_node_key
 from coterie.runs.storage.atomic_files import write_text
 
 
@@ -24,24 +23,15 @@ def deactivate_previous(address: str, ca: Path, key: Path, id_file: Path) -> Non
     Where the server is not there, nothing happens: the SuperNode waits for it. If that was the node's first start and
     the SuperNode is killed, its id is not known, and the next one is refused until the minute has passed.
     """
-    private = _private_key(key)
-    if private is None:
-        return
+    private = read_node_key(key)
     # What the SuperLink refuses here, it refuses the SuperNode too, which then says why.
     with contextlib.suppress(httpx.HTTPError), NodeCalls(address, ca.read_bytes(), private) as calls:
         try:
             node_id = calls.activate()
             write_text(id_file, f"{node_id}\n")
         except httpx.HTTPStatusError:  # it counts as running
-            if not id_file.exists():
+            known = id_file.read_text(encoding="utf-8", errors="replace").strip() if id_file.exists() else ""
+            if not known.isascii() or not known.isdigit():
                 return
-            node_id = int(id_file.read_text(encoding="utf-8"))
+            node_id = int(known)
         calls.deactivate(node_id)
-
-
-def _private_key(path: Path) -> ec.EllipticCurvePrivateKey | None:
-    """Load a node's key; one that Flower cannot use is left to the SuperNode, which says so."""
-    if not path.exists():
-        return None
-    found = serialization.load_ssh_private_key(path.read_bytes(), password=None)
-    return found if isinstance(found, ec.EllipticCurvePrivateKey) else None

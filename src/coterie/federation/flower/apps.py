@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.federation.flower._internals import NODE_AWAY
+from coterie.federation.flower._internals import NODE_AWAY, hasten_objects
+from coterie.federation.flower.bells import of_messages, of_replies
 from coterie.federation.flower.certificates import to_openssh
 from coterie.federation.flower.messages import block_of, content_of
 from coterie.federation.transport import Failure, Transport
@@ -17,7 +19,8 @@ from coterie.federation.transport import Failure, Transport
 Settings = Mapping[str, str | int | float | bool]
 
 _ACTION = "query"
-_POLL, _LONGEST_POLL = 0.5, 2.0  # seconds between polls, growing with the wait: each costs the SuperLink some work
+_POLL, _LONGEST_POLL = 0.05, 2.0  # seconds between polls at least, and at most where no bell rings
+_BUSY = 2.0  # times what the last poll took, at least: each costs the SuperLink some work
 _RESTARTS = 5.0  # seconds between checks for nodes that were restarted
 _GRACE = 5.0  # seconds that a node that was late before gets beyond twice what the others took
 
@@ -29,10 +32,14 @@ class FlowerGrid:
     ----------
     grid
         Flower's grid.
+    server
+        The server's folder, in which bells hang.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, server: Path) -> None:
         self._grid = grid
+        self._sent, self._replied = of_messages(server), of_replies(server)
+        hasten_objects()
 
     def nodes(self) -> dict[int, str]:
         return {int(node.node_id): to_openssh(node.public_key) for node in self._grid.get_nodes()}
@@ -45,9 +52,11 @@ class FlowerGrid:
         waiting: dict[str, int] = {}
         for node in messages:
             waiting |= self._push(node, messages[node], deadline)
+        self._sent.ring()  # once: a node that asks while its own is on its way waits for the parts of it
         replies: dict[int, bytes | Failure] = {}
         until = began + deadline
         while waiting and time.monotonic() < until:
+            heard, polled = self._replied.last(), time.monotonic()
             for reply in self._grid.pull_messages(list(waiting)):
                 # By the message that it answers: an error's sender is not the node.
                 node = waiting.get(reply.metadata.reply_to_message_id, -1)
@@ -60,10 +69,14 @@ class FlowerGrid:
                     if active[node] != before.setdefault(node, active[node]):
                         # It was killed and is back. What it had received is lost, so it gets that again.
                         waiting |= self._push(node, messages[node], deadline)
+                        self._sent.ring()
             if waiting and patience and not patience & set(waiting.values()):
                 until = min(until, began + 2 * (time.monotonic() - began) + _GRACE)
                 patience = frozenset()  # what is left gets no further reprieve
-            time.sleep(min(max(_POLL, (time.monotonic() - began) / 20), _LONGEST_POLL))
+            if waiting:
+                pause = min(max(_POLL, _BUSY * (time.monotonic() - polled)), _LONGEST_POLL)
+                time.sleep(min(pause, max(0.0, until - time.monotonic())))
+                self._replied.wait(heard, min(_LONGEST_POLL - pause, until - time.monotonic()))
         return replies
 
     def _push(self, node: int, block: bytes, deadline: float) -> dict[str, int]:
@@ -81,7 +94,8 @@ def server_app(serve: Callable[[Transport, Settings], None]) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(FlowerGrid(grid), dict(context.run_config))
+        settings = dict(context.run_config)
+        serve(FlowerGrid(grid, Path(str(settings["federation"])).parent / "server"), settings)
 
     return app
 

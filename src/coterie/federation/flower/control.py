@@ -15,6 +15,7 @@ from coterie.errors import ConfigError
 from coterie.federation.flower import processes
 from coterie.federation.flower._internals import SuperLinkControl, is_usable_key, stored_key
 from coterie.federation.flower.certificates import to_openssh
+from coterie.federation.status import LastSeen
 
 _RUNS = 1000  # how many of the last runs to look at; those that a server left unfinished are among them
 
@@ -43,7 +44,7 @@ class Control:
                 if node.is_unregistered and key in wanted:  # which a SuperLink never registers again
                     raise ConfigError(
                         f"the key of {wanted[key]!r} was taken out of the roster before: give the member a new one, "
-                        "or remove superlink.db in the server's folder"
+                        "or start the server anew"
                     )
                 if not node.is_unregistered and key not in wanted:
                     superlink.unregister(node.node_id)
@@ -57,6 +58,15 @@ class Control:
         """
         with self._connected() as superlink:
             return {to_openssh(node.public_key): node.status for node in superlink.nodes() if not node.is_unregistered}
+
+    def seen(self) -> dict[str, LastSeen]:
+        """Give the status of each node that is let in and when it was last heard of, by its key in OpenSSH's form."""
+        with self._connected() as superlink:
+            return {
+                to_openssh(node.public_key): LastSeen(node.status, node.last_seen)
+                for node in superlink.nodes()
+                if not node.is_unregistered
+            }
 
     def submit(self, app: Path, settings: Mapping[str, str]) -> int:
         """Submit the app in a folder with settings that stand over its own; give Flower's number of the run."""
@@ -81,6 +91,8 @@ class Control:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[SuperLinkControl]:
         processes.avoid_proxies()
+        if not self._ca.exists():  # it is made when a server starts
+            raise ConfigError(f"the SuperLink at {self._address} does not answer: is the server running?")
         superlink = SuperLinkControl(self._address, self._ca.read_bytes())
         try:
             yield superlink

@@ -12,14 +12,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import httpx
 from flwr.app import Error, Message
 
-from coterie.errors import ConfigError
-from coterie.federation.flower import processes
 from coterie.federation.flower._internals import NODE_RAISED, MessageTask, messages_of
 from coterie.federation.flower.messages import block_of, content_of
 from coterie.federation.transport import Failure
@@ -37,13 +34,17 @@ class Executor:
     ----------
     address
         Where the SuperNode offers its messages, on this machine, as ``127.0.0.1:9094``.
+    ca
+        The certificate of the authority that signed the SuperNode's.
+    secret
+        What the SuperNode knows this process by.
     handle
         From a message's block to the reply's.
     """
 
-    def __init__(self, address: str, handle: Callable[[bytes], bytes]) -> None:
+    def __init__(self, address: str, ca: bytes, secret: bytes, handle: Callable[[bytes], bytes]) -> None:
         self._handle = handle
-        self._messages = messages_of(address)
+        self._messages = messages_of(address, ca, secret)
         self._claimed: list[_Claimed] = []
 
     def once(self) -> bool:
@@ -129,23 +130,3 @@ class _Claimed:
             with contextlib.suppress(httpx.HTTPError):  # the next may come through
                 self._task.heartbeat()
             self._ended.wait(_HEARTBEAT)
-
-
-def run_node(
-    command: Sequence[str], env: Mapping[str, str], log: Path, port: int, handle: Callable[[bytes], bytes]
-) -> None:
-    """Run a SuperNode that offers its messages at a port, and answer them until this process is interrupted.
-
-    A SuperNode that ends by itself is a :class:`~coterie.errors.ConfigError` with the reason that its log gives.
-    """
-    process = processes.start(command, env, log)
-    try:
-        processes.wait_for_port(port, process, "SuperNode", log)
-        processes.avoid_proxies()
-        with contextlib.closing(Executor(f"127.0.0.1:{port}", handle)) as executor:
-            while process.poll() is None:
-                if not executor.once():
-                    time.sleep(_PAUSE)
-    finally:
-        processes.stop(process)
-    raise ConfigError(processes.how_it_ended("SuperNode", process, log))

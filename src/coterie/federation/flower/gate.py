@@ -9,6 +9,7 @@ first: what a stranger posted stayed in its memory.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, MutableMapping
@@ -16,7 +17,9 @@ from typing import Any
 
 import httpx
 
+from coterie.federation.flower import key_claims
 from coterie.federation.flower._internals import NODES_PATH, NodeSignatures
+from coterie.federation.flower.held_calls import HeldCalls
 
 _NODES = re.compile(re.escape(NODES_PATH) + "[a-z-]+")
 _JOINING = re.compile(re.escape(NODES_PATH) + "(register|activate)-node")
@@ -41,13 +44,29 @@ class Gate:
         The public keys of the members in OpenSSH's form.
     limit
         Bytes that a call may have.
+    held
+        Holds calls for messages until there may be one; ``None`` to pass them on at once.
     """
 
-    def __init__(self, superlink: str, ca: str, keys: Collection[str], limit: int) -> None:
+    def __init__(
+        self,
+        superlink: str,
+        ca: str,
+        keys: Collection[str],
+        limit: int,
+        held: HeldCalls | None = None,
+    ) -> None:
         self._superlink, self._limit = superlink, limit
-        self._signatures = NodeSignatures(keys)
+        self._held = held
+        self._signatures, self._claims = NodeSignatures(keys), key_claims.KeyClaims()
         self._context = ssl.create_default_context(cafile=ca)
         self._client: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Give the event loop that it runs in."""
+        assert self._loop is not None
+        return self._loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a node's call, refuse any other."""
@@ -57,8 +76,13 @@ class Gate:
             # The whole path must be one of the nodes': nothing that a proxy and a server might read differently.
             if scope["method"] != "POST" or not _NODES.fullmatch(scope["path"]) or scope["query_string"]:
                 await _answer(send, 403, b"only nodes may call here")
-            elif self._signatures.accept(dict(scope["headers"])):
-                await self._forward(scope, receive, send, self._limit)
+            elif (member := self._signatures.signer(dict(scope["headers"]))) is not None:
+                if scope["path"] == key_claims.PATH:
+                    await self._claim(member, receive, send)
+                else:
+                    if self._held is not None:
+                        await self._held.hold(member, scope["path"])
+                    await self._forward(scope, receive, send, self._limit)
             elif _JOINING.fullmatch(scope["path"]):
                 # Refused by the SuperLink, in words by which a node's program ends and says why: to our 401 it ends as
                 # if all were well.
@@ -70,7 +94,7 @@ class Gate:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                limits = httpx.Limits(max_connections=None)
+                self._loop, limits = asyncio.get_running_loop(), httpx.Limits(max_connections=None)
                 self._client = httpx.AsyncClient(verify=self._context, timeout=300.0, limits=limits, trust_env=False)
                 await send({"type": "lifespan.startup.complete"})
             else:
@@ -78,6 +102,20 @@ class Gate:
                     await self._client.aclose()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+    async def _claim(self, member: bytes, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more and len(body) <= key_claims.LIMIT:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message["type"] == "http.request" and message.get("more_body", False)
+        try:
+            if len(body) > key_claims.LIMIT:
+                raise ValueError("a claim is brief")
+            granted = self._claims.take(member, body)
+            await _answer(send, 200 if granted else 409, b"yours" if granted else b"another node has this key")
+        except (ValueError, RecursionError):
+            await _answer(send, 400, b"this is no claim")
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
         if _length(scope["headers"]) > limit:
@@ -111,7 +149,9 @@ class Gate:
         try:
             passed = [(name.lower(), value) for name, value in response.headers.raw]
             passed = [(name, value) for name, value in passed if name not in _NOT_FORWARDED]
-            await send({"type": "http.response.start", "status": response.status_code, "headers": passed})
+            # A SuperNode takes a 500 for the end of everything, and a 503 for a reason to try again.
+            status = 503 if response.status_code == 500 else response.status_code
+            await send({"type": "http.response.start", "status": status, "headers": passed})
             async for piece in response.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

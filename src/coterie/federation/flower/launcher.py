@@ -81,9 +81,14 @@ class Launcher:
             if code is not None:
                 self._remove(run, f"its process ended with code {code}")
             elif time.monotonic() - app.last_heartbeat >= _HEARTBEAT:
-                with contextlib.suppress(httpx.HTTPError):  # there is time for some more
+                try:
                     app.task.heartbeat()
                     app.last_heartbeat = time.monotonic()
+                except httpx.HTTPStatusError as error:
+                    if error.response.status_code < 500:  # the run is over, as after a restart of the SuperLink
+                        self._stop(run)
+                except httpx.HTTPError:  # there is time for some more
+                    pass
 
     def _stop(self, run: int) -> None:
         if run in self._apps:
@@ -99,11 +104,13 @@ class Launcher:
 
 
 @contextlib.contextmanager
-def launching(address: str, ca: Path, env: dict[str, str], folder: Path) -> Iterator[None]:
+def launching(address: str, inside: Path, env: dict[str, str], folder: Path) -> Iterator[None]:
     """Start the processes that runs need while the context is open, in a thread of its own.
 
-    ``folder`` gets the processes' output and, while they run, the tokens of their tasks.
+    ``inside`` holds what the SuperLink is known by, and knows this process by. ``folder`` gets the processes' output
+    and, while they run, the tokens of their tasks.
     """
+    ca = inside / "ca.crt"
 
     def start(run: int, token: str) -> subprocess.Popen[bytes]:
         file = folder / "tokens" / str(run)  # not on the command line, which everybody on the machine can read
@@ -112,7 +119,8 @@ def launching(address: str, ca: Path, env: dict[str, str], folder: Path) -> Iter
         certificates.write_secret(file, token.encode())
         return processes.start(processes.serverapp(address, ca, file), env, folder / "serverapp.log")
 
-    launcher, done = Launcher(runs_of(address, ca.read_bytes()), start), threading.Event()
+    runs = runs_of(address, ca.read_bytes(), (inside / "secret").read_bytes())
+    launcher, done = Launcher(runs, start), threading.Event()
 
     def work() -> None:
         # Linux ends the processes together with the thread that started them, so one thread starts them all.

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coterie.federation.transport import Failure
 
 _RECORD, _ITEM, _STYPE = "coterie", "block", "coterie.block"
 
 
+_SMALL = 2**20  # bytes; Flower sends an array in five parts, each of which is a call or two, a configuration in three
+
+
 def content_of(block: bytes) -> RecordDict:
-    """Make a message's content of a block: one record with one array of bytes."""
+    """Make a message's content of a block: one record with one array of bytes, or with the bytes if they are few."""
+    if len(block) <= _SMALL:
+        return RecordDict({_RECORD: ConfigRecord({_ITEM: block})})
     return RecordDict({_RECORD: ArrayRecord({_ITEM: Array("uint8", (len(block),), _STYPE, block)})})
 
 
 def block_of(message: Message) -> bytes | Failure:
     """Take the block out of a message; one that has none is not Coterie's."""
+    few = message.content.config_records.get(_RECORD)
+    if few is not None and isinstance(block := few.get(_ITEM), bytes):
+        return block
     record = message.content.array_records.get(_RECORD)
     item = record.get(_ITEM) if record is not None else None
     if item is None or item.stype != _STYPE:

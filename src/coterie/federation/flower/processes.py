@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coterie.errors import ConfigError
+from coterie.federation.flower import supernode_program
 
 # On Linux a process can ask for a signal when its parent dies (PR_SET_PDEATHSIG is 1). Without it a SuperNode whose
 # parent was killed would go on, answer nothing and keep its key busy; a SuperLink would keep its port.
@@ -52,7 +53,7 @@ def _no_proxy() -> str:
 
 
 def internal_certificates(folder: Path) -> Path:
-    """Give the folder of the certificates that the gate and Flower's own processes use among themselves.
+    """Give the folder of what a party's own processes know each other by; ``certificates.make_inside`` makes it.
 
     The certificate that nodes see is for the server's public name, not for this machine.
     """
@@ -68,7 +69,7 @@ def superlink(port: int, folder: Path) -> list[str]:
         *("--ssl-ca-certfile", str(inner / "ca.crt")),
         *("--ssl-certfile", str(inner / "server.crt"), "--ssl-keyfile", str(inner / "server.key")),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-        *("--isolation", "process", "--database", str(folder / "superlink.db")),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(inner / "secret")),
     ]
 
 
@@ -83,23 +84,41 @@ def serverapp(address: str, ca: Path, token: Path) -> list[str]:
     ]
 
 
-def supernode(address: str, ca: Path, key: Path | None, port: int) -> list[str]:
-    """Give the command line of a SuperNode that runs no app itself: it offers messages at a port of this machine."""
+def supernode(address: str, ca: Path, key: Path | None, port: int, folder: Path) -> list[str]:
+    """Give the command line of a SuperNode that runs no app itself: it offers messages at a port of this machine.
+
+    It offers them to whoever has the secret in the node's ``folder``.
+    """
+    inner = internal_certificates(folder)
     return [
-        _program("flower-supernode"),
+        *(sys.executable, "-P", "-m", supernode_program.__name__),
         *("--superlink", address, "--root-certificates", str(ca)),
         *(() if key is None else ("--auth-supernode-private-key", str(key))),
-        *("--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
+        *("--ssl-ca-certfile", str(inner / "ca.crt")),
+        *("--ssl-certfile", str(inner / "server.crt"), "--ssl-keyfile", str(inner / "server.key")),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(inner / "secret")),
+        *("--host", "127.0.0.1", "--port", str(port)),
     ]
 
 
-def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process in a group of its own, its output in a file; on Linux it ends when this one does."""
+def start(
+    command: Sequence[str], env: Mapping[str, str], log: Path, *, private: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own, its output in a file; on Linux it ends when this one does.
+
+    The log, and what a ``private`` process writes, are for this user alone.
+    """
     tied = [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid())] if sys.platform == "linux" else []
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
+    with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
         return subprocess.Popen(
-            [*tied, *command], env=dict(env), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            [*tied, *command],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            umask=0o077 if private else -1,
         )
 
 
@@ -166,11 +185,17 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, log: P
     raise ConfigError(f"the {what} does not listen on port {port} after {seconds:g} s: see {log}")
 
 
-def how_it_ended(what: str, process: subprocess.Popen[bytes], log: Path) -> str:
-    """Say in one sentence how a program of Flower's ended by itself, with the reason that its log gives."""
+def how_it_ended(what: str, process: subprocess.Popen[bytes], log: Path, begin: int = 0) -> str:
+    """Say in one sentence how a program of Flower's ended by itself, with the reason that its log gives.
+
+    ``begin`` is where the log of this process begins: what is before that was written by others.
+    """
     from coterie.federation.flower._internals import reason_of_exit  # here, as importing Flower takes seconds
 
-    reason = reason_of_exit(log.read_text(encoding="utf-8", errors="replace") if log.exists() else "")
+    said = log.read_bytes()[begin:].decode(errors="replace") if log.exists() else ""
+    if process.returncode == supernode_program.CUT_OFF:
+        return f"the {what} was cut off from the server: see {log}"
+    reason = reason_of_exit(said)
     return f"the {what} ended with code {process.returncode}{f' ({reason})' if reason else ''}: see {log}"
 
 

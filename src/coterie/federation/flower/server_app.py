@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from coterie import options
@@ -24,8 +25,15 @@ def _serve(transport: Transport, settings: Settings) -> None:
         raise
     except Exception as error:
         # Flower writes an app's errors to its own log; `coterie federate run` waits for this file and shows it.
-        write_text(plan_file.with_suffix(".error"), " ".join(f"{error}".split()) + "\n")
+        with contextlib.suppress(OSError):  # for which a full disk has no room: then it says to look at the log
+            write_text(plan_file.with_suffix(".error"), " ".join(_words(error).split()) + "\n")
         raise
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:  # a full disk, or a folder without permission
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _tell(round_number: int, mean: float | None) -> None:

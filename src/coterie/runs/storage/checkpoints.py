@@ -28,7 +28,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -118,8 +118,13 @@ class Checkpoints:
         self._folder = folder
         self._run_id = run_id
         self._damaged: set[Path] = set()  # found on reading; only a reader pays for checksums
-        self._took = (time.monotonic(), 0.0)  # when the last one was done (or this was made), and seconds that it took
         self._large = False
+        self.timed_by(time.monotonic)
+
+    def timed_by(self, clock: Callable[[], float]) -> None:
+        """Space checkpoints by this clock from now on: that of a run that plays with others stands while they play."""
+        self._clock = clock
+        self._took = (clock(), 0.0)  # when the last one was done, or this was called, and seconds that it took
 
     def save(
         self,
@@ -133,7 +138,7 @@ class Checkpoints:
         Tensors may be of any type and on any device. ``extra`` is anything that JSON can hold; floats come back bit for
         bit, NaN and infinities too.
         """
-        began = time.monotonic()
+        began = self._clock()
         states = {"server": server, "clients": clients}
         draft = self._folder / _DRAFT
         if draft.exists():
@@ -162,7 +167,7 @@ class Checkpoints:
         os.replace(draft, final)
         sync(self._folder)
         self._prune()
-        self._took, self._large = (time.monotonic(), time.monotonic() - began), size >= _LARGE
+        self._took, self._large = (self._clock(), self._clock() - began), size >= _LARGE
         return final
 
     def remove_draft(self) -> None:
@@ -173,13 +178,13 @@ class Checkpoints:
     def affordable(self) -> bool:
         """Whether another one that is due may be written: those of a large state take a tenth of the time at most."""
         ended, seconds = self._took
-        return not self._large or time.monotonic() - ended >= 9 * seconds
+        return not self._large or self._clock() - ended >= 9 * seconds
 
     @property
     def due(self) -> bool:
         """Whether it is time for another: a second after the last, and so that they take a fiftieth of the time."""
         ended, seconds = self._took
-        return time.monotonic() - ended >= max(_SECONDS, 49 * seconds)
+        return self._clock() - ended >= max(_SECONDS, 49 * seconds)
 
     def latest(
         self, device: torch.device | str = "cpu", places: Mapping[str, Mapping[str, Tensor]] | None = None

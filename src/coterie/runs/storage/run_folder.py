@@ -12,7 +12,9 @@
       matrix/             accuracy matrices, where they were asked for
       shares.parquet      what each client holds, its name where it has one, and its role
       clients.json        of a federation's server, which has no shares: the members' names
+      inputs.json         what the models are fed with: columns, categories, scaling, what fills gaps, classes
       answers.parquet     how each test sample was answered after the last round
+      models.safetensors  models of the last round that no checkpoint has: fine-tuned ones, newcomers'
       checkpoint/         the last two checkpoints
       choices.json        what the engine chose by measuring, reused on resume
       summary.json        the result in short, written last: a run that has it is finished
@@ -181,6 +183,11 @@ class RunFolder:
         """Write what the engine chose by measuring, of plain JSON types."""
         with _reported(self.path):
             write_json(self.path / "choices.json", choices, sealed=True)
+
+    def write_facts(self, file: str, facts: Mapping[str, Any]) -> None:
+        """Write a file of facts, of plain JSON types."""
+        with _reported(self.path):
+            write_json(self.path / file, facts, sealed=True)
 
     def write_shares(self, shares: pd.DataFrame) -> None:
         """Write what each client holds, a row for each."""

@@ -10,6 +10,8 @@ import contextlib
 import hashlib
 import json
 import math
+import os
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 BLOCK = 2**22
@@ -109,6 +113,17 @@ def write(path: Path, entries: Mapping[str, TensorToWrite]) -> tuple[int, str]:
                 last = writer.submit(_write_all, file, piece)
         last.result()
     return _LENGTH.size + len(text) + at, digest.hexdigest()
+
+
+def save_named(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
+    """Write tensors by name, with notes, as safetensors itself does; of a disk that is full it makes an ``OSError``."""
+    try:
+        save_file(dict(tensors), path, metadata=None if notes is None else dict(notes))
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 def _write_all(file: IO[bytes], piece: memoryview) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from coterie.algorithms import registry
 from coterie.config import SHORTHANDS, ExperimentConfig, from_mapping
 from coterie.errors import ConfigError, UnknownName
+from coterie.user_code import OBJECT, HeldObject
 
 _OWN = ("methods", "seeds", "grid", "tune")
 _NOT_SHARED = {"algorithm": "methods", "algorithm_sha256": "methods", "seed": "seeds"}
@@ -63,6 +64,8 @@ class ComparisonPlan:
         Names that vary, each with its values.
     tune
         Parameters that are chosen on validation data for all methods, each with its values.
+    objects
+        What was handed over as an object, and is found by its digest while the plan holds it.
     """
 
     runs: tuple[PlannedRun, ...]
@@ -71,6 +74,7 @@ class ComparisonPlan:
     seeds: tuple[int, ...]
     grid: dict[str, list[Any]]
     tune: dict[str, list[Any]]
+    objects: tuple[HeldObject, ...] = ()
 
     @property
     def settings(self) -> list[Values]:
@@ -97,6 +101,13 @@ class ComparisonPlan:
             if run.method == method and run.setting == setting:
                 found.setdefault(tuple(run.candidate.items()), []).append(run)
         return found
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether some of it is an object, or a class, of this process alone."""
+        texts = [text for run in self.runs for text in (run.config.data, run.config.model, run.config.loss or "")]
+        handed_over = any(registry.handed_over(run.config.algorithm) for run in self.runs)
+        return handed_over or any(text.startswith(OBJECT) for text in texts)
 
     @property
     def tunes(self) -> bool:
@@ -129,7 +140,7 @@ def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
     names fields or parameters, each with a list of values: every combination is a part of the table. ``tune`` names
     parameters likewise: for each method the best combination on validation data is taken; one that a method has itself
     holds for it alone, in place of that of all for the same parameter. All else is as in an experiment's file, and
-    holds for all runs.
+    holds for all runs. Methods, data, model and loss may be objects, as for :func:`coterie.run`.
 
     Parameters
     ----------
@@ -146,6 +157,7 @@ def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
     ConfigError
         If something is missing, given twice, or of the wrong kind.
     """
+    values, objects = _without_objects(values)
     shared = {name: value for name, value in values.items() if name not in _OWN and value is not None}
     for name, instead in _NOT_SHARED.items():
         if name in shared:
@@ -173,7 +185,31 @@ def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
                     )
                     name = _folder_name([*_words(point), label, *_words(candidate), f"seed{seed}"], taken)
                     runs.append(PlannedRun(name, label, point, candidate, config))
-    return ComparisonPlan(tuple(runs), tuple(methods), _titles(methods), tuple(seeds), grid, tune)
+    return ComparisonPlan(tuple(runs), tuple(methods), _titles(methods), tuple(seeds), grid, tune, objects)
+
+
+def _without_objects(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[HeldObject, ...]]:
+    """Name all objects by text."""
+    methods = values.get("methods")
+    methods = list(methods) if isinstance(methods, list | tuple) else []
+    given = [*(values.get(name) for name in ("data", "model", "loss")), *methods]
+    given += [each.get("algorithm") for each in methods if isinstance(each, Mapping)]
+    if all(isinstance(each, str | Mapping | None) for each in given if each is not values.get("data")) and isinstance(
+        values.get("data"), str | None
+    ):
+        return values, ()
+    from coterie.runs import handed_over  # with PyTorch, which a plan of text is checked without
+
+    plain, held = handed_over.as_text({name: value for name, value in values.items() if name not in _OWN})
+    named: list[Any] = []
+    for each in methods:
+        if isinstance(each, Mapping):
+            own = each.get("algorithm")
+            named.append({**each, **({} if isinstance(own, str | None) else handed_over.method(own, each))})
+        else:
+            named.append(each if isinstance(each, str) else handed_over.method(each, {}))
+    rest = {name: value for name, value in values.items() if name in _OWN and name != "methods"}
+    return {**plain, **rest, "methods": named or values.get("methods")}, tuple(held)
 
 
 def _methods(given: Any) -> dict[str, Values]:

@@ -24,8 +24,6 @@ from types import FrameType
 from typing import Any, get_args
 
 import yaml
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from coterie import api
 from coterie.errors import ConfigError, Interrupted, RunFolderError
@@ -35,10 +33,18 @@ from coterie.rows.distributed import launched
 from coterie.runs.experiment import Watcher
 from coterie.runs.storage import lock_folder
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
+from coterie.simulation.processes import OneProcess
 from coterie.studies.comparison.plan import ComparisonPlan, PlannedRun
 from coterie.studies.comparison.standings import Standings, standings
 from coterie.studies.comparison.tables import csv_text, plain, table
-from coterie.studies.comparison.workers import RunFunction, run_in_turn, run_side_by_side
+from coterie.studies.comparison.together import joined, play_group
+from coterie.studies.comparison.workers import (
+    RunFunction,
+    divided,
+    play_groups,
+    workers_that_gain,
+)
+from coterie.studies.progress import PartProgress, study_progress
 from coterie.tracking import make_all
 from coterie.yaml_file import read_yaml
 
@@ -52,7 +58,8 @@ def compare(
     data_dir: str | os.PathLike[str] | None = None,
     at: At = "final",
     jobs: int = 1,
-    progress: bool = True,
+    together: bool = True,
+    progress: bool | PartProgress = True,
     track: Sequence[str] = (),
 ) -> Standings:
     """Run all that is left of a comparison, and write its tables.
@@ -72,8 +79,10 @@ def compare(
         data, as many papers do.
     jobs
         How many runs at a time; more than one are processes of their own, which share the CPU's cores.
+    together
+        Let runs of one shape play together; otherwise each plays by itself.
     progress
-        Show progress.
+        Show progress; or the part that this comparison is of a study, whose progress is shown.
     track
         Trackers that are told of every run, by name; see :func:`coterie.run`.
 
@@ -85,9 +94,12 @@ def compare(
     folder = Path(out)
     _refuse_several_processes()
     _refuse_without_validation(plan, at)
+    _refuse_objects_side_by_side(plan, jobs)
     make_all(track)  # what is wrong with them is said before anything is begun
+    play = functools.partial(_play, folder, data_dir, tuple(track))
     with _locked(plan, folder):
-        diverged = _run_all(plan, folder, functools.partial(_play, folder, data_dir, tuple(track)), jobs, progress)
+        with _shown(plan, progress) as part:
+            diverged = _run_all(plan, folder, play, jobs, together, part)
         found = standings(plan, _results(plan, folder, diverged), at)
         shown = table(found)
         write_json(folder / STANDINGS, plain(found))
@@ -120,22 +132,38 @@ def _results(plan: ComparisonPlan, folder: Path, diverged: Mapping[str, str]) ->
     return {run.name: None if run.name in diverged else Result(folder / _RUNS / run.name) for run in plan.runs}
 
 
-def _run_all(plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, progress: bool) -> Mapping[str, str]:
+@contextlib.contextmanager
+def _shown(plan: ComparisonPlan, progress: bool | PartProgress) -> Iterator[PartProgress]:
+    if isinstance(progress, PartProgress):
+        yield progress
+    else:
+        with study_progress("comparison", progress) as study:
+            yield study.part("", plan.runs)
+
+
+def _run_all(
+    plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, together: bool, progress: PartProgress
+) -> Mapping[str, str]:
     """Run what is left, and give the runs that diverged with the sentence that says so."""
     diverged = read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {}
     left = [run for run in plan.runs if run.name not in diverged and not _finished(folder, run)]
+    waiting = {run.name for run in left}
+    for run in plan.runs:
+        if run.name not in waiting:
+            progress.found_finished(run)
     done = len(plan.runs) - len(left)
     try:
-        with _stopped_by_sigterm(folder), _display(len(plan.runs), done, progress) as display:
-            report = display.round_ended
-            ends = run_in_turn(left, play, report) if jobs == 1 else run_side_by_side(left, play, jobs, report)
+        with _stopped_by_sigterm(folder):
+            count = workers_that_gain(jobs, len(left), {run.config.device for run in left})
+            groups = divided(joined(left) if together else [[run] for run in left], count)
+            ends = play_groups(groups, functools.partial(play_group, play), count, progress.round_ended)
             with contextlib.closing(ends):
                 for run, sentence in ends:
                     if sentence is not None:
                         diverged[run.name] = sentence
                         write_json(folder / _DIVERGED, diverged)
                     done += 1
-                    display.run_ended(run)
+                    progress.run_ended(run, failed=sentence is not None)
     except (Interrupted, KeyboardInterrupt) as stop:
         again = Interrupted(folder, 0, stop.signal_number if isinstance(stop, Interrupted) else signal.SIGINT)
         # What is to be resumed is the comparison, not the run that it was stopped in.
@@ -170,13 +198,18 @@ def _finished(folder: Path, run: PlannedRun) -> bool:
 
 
 def _play(
-    folder: Path, data_dir: str | os.PathLike[str] | None, track: Sequence[str], run: PlannedRun, watch: Watcher
+    folder: Path,
+    data_dir: str | os.PathLike[str] | None,
+    track: Sequence[str],
+    run: PlannedRun,
+    watch: Watcher,
+    processes: OneProcess | None = None,
 ) -> None:
     path = folder / _RUNS / run.name
     if (path / "config.yaml").exists():
-        api.resume(path, data_dir=data_dir, progress=watch, track=track)
+        api.play_on(path, processes, data_dir=data_dir, progress=watch, track=track)
     else:
-        api.run_config(run.config, out=path, data_dir=data_dir, progress=watch, track=track)
+        api.play_config(run.config, processes, out=path, data_dir=data_dir, progress=watch, track=track)
 
 
 def _refuse_several_processes() -> None:
@@ -184,6 +217,13 @@ def _refuse_several_processes() -> None:
         raise ConfigError(
             f"torchrun started {launched()} processes, but a comparison runs in one: start it without torchrun, with "
             "--jobs for several runs at a time; single runs can be sharded (`torchrun -m coterie run`)"
+        )
+
+
+def _refuse_objects_side_by_side(plan: ComparisonPlan, jobs: int) -> None:
+    if jobs > 1 and plan.has_objects:
+        raise ConfigError(
+            f"jobs is {jobs}, but the plan has objects, which other processes do not have: use jobs=1, or text"
         )
 
 
@@ -235,35 +275,3 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
             if before != value:
                 return f"{name} of {run}: {before} there, {value} here"
     return "" if list(runs) == list(new["runs"]) else "its runs are others"
-
-
-class _Display:
-    """One line for the whole and one for each run that is going on."""
-
-    def __init__(self, bar: Progress, runs: int, done: int) -> None:
-        self._bar, self._going = bar, dict[str, TaskID]()
-        self._all = bar.add_task("comparison", total=runs, completed=done, score="runs")
-
-    def round_ended(self, run: PlannedRun, round_number: int, mean: float | None) -> None:
-        if run.name not in self._going:
-            self._going[run.name] = self._bar.add_task(run.name, total=run.config.rounds, score="")
-        self._bar.update(self._going[run.name], completed=round_number)
-        if mean is not None:
-            self._bar.update(self._going[run.name], score=f"{mean:.4f}")
-
-    def run_ended(self, run: PlannedRun) -> None:
-        self._bar.remove_task(self._going.pop(run.name))
-        self._bar.advance(self._all)
-
-
-@contextlib.contextmanager
-def _display(runs: int, done: int, show: bool) -> Iterator[_Display]:
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[score]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
-        yield _Display(bar, runs, done)

@@ -1,42 +1,71 @@
-"""Runs in turn, or side by side, each in a process of its own."""
+"""Runs in turn, or side by side in processes that live on from one to the next, each with its share of the cores.
+
+What is handed out is a *group*: runs that one call plays to their end, one of them or several together.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any
+from pathlib import Path
+from types import FrameType
 
 import torch
 
-from coterie.errors import ConfigError, CoterieError, Diverged, Interrupted
+from coterie.errors import ConfigError, CoterieError, CoterieWarning, Diverged, Interrupted
 from coterie.memory import keep_freed_memory
 from coterie.runs.experiment import Watcher
 from coterie.studies.comparison.plan import PlannedRun
 
-RunFunction = Callable[[PlannedRun, Watcher], None]
-"""Plays one run to its end, telling the watcher after each round; must be picklable."""
-
 RoundCallback = Callable[[PlannedRun, int, float | None], None]
 """Told after each round of each run: the run, the round, and the mean of the primary metric when it was evaluated."""
-
 
 EndedRun = tuple[PlannedRun, str | None]
 """A run that ended, and the sentence that says how it diverged, ``None`` if it did not."""
 
+RunFunction = Callable[[PlannedRun, Watcher], None]
+"""Plays one run to its end, telling the watcher after each round."""
+
+Group = Sequence[PlannedRun]
+"""Runs that are played by one call."""
+
+GroupFunction = Callable[[Group, RoundCallback], Iterator[EndedRun]]
+"""Plays a group to its end, and gives each run when it ends; must be picklable.
+
+Of each run it tells a round 0 when the run begins, and then every round.
+"""
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""What libraries read when they are imported: the pools that they then make cannot be made smaller."""
+
+_STOPS = {signal.SIGINT, signal.SIGTERM}
+
 
 @dataclass
-class _Working:
-    run: PlannedRun
+class _Worker:
     process: SpawnProcess
-    ending: tuple[str, str] | None = None
+    hand: Connection
+    hear: Connection
+    group: Group = ()
+
+    def give(self, group: Group) -> None:
+        self.group = group
+        with contextlib.suppress(BrokenPipeError):  # it has died, which is found out where it is listened to
+            self.hand.send(group)
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid or 0, signal.SIGTERM)
 
 
 def run_in_turn(
@@ -53,64 +82,228 @@ def run_in_turn(
             yield run, None
 
 
-def run_side_by_side(
-    runs: Sequence[PlannedRun], play: RunFunction, jobs: int, round_ended: RoundCallback
+def play_groups(
+    groups: Sequence[Group], play: GroupFunction, jobs: int, round_ended: RoundCallback
 ) -> Generator[EndedRun, None, None]:
-    """Play runs, so many at a time.
+    """Play groups one after the other in this process, or, with several jobs, so many at a time in others."""
+    if jobs > 1:
+        yield from _side_by_side(groups, play, jobs, round_ended)
+        return
+    for group in groups:
+        yield from play(group, round_ended)
+
+
+def _side_by_side(
+    groups: Sequence[Group], play: GroupFunction, jobs: int, round_ended: RoundCallback
+) -> Generator[EndedRun, None, None]:
+    """Play groups, so many at a time, each of them in one process from its beginning to its end.
 
     Whatever stops it, the processes are asked to stop, keep what they have done, and are waited for.
     """
-    waiting, working = list(runs), dict[Connection, _Working]()
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    waiting, workers = list(groups), dict[Connection, _Worker]()
     try:
-        while waiting or working:
-            while waiting and len(working) < jobs:
-                run = waiting.pop(0)
-                working.update([_begin(run, play, threads)])
-                round_ended(run, 0, None)
-            for ready in wait(list(working)):
+        for _ in range(min(jobs, len(waiting))):
+            worker = _begin(play, max(1, min(usable_cores() // jobs, torch.get_num_threads())))
+            workers[worker.hear] = worker
+        for worker in workers.values():
+            _next(worker, waiting)
+        while any(worker.group for worker in workers.values()):
+            for ready in wait(list(workers)):
                 assert isinstance(ready, Connection)
-                found = working[ready]
+                worker = workers[ready]
                 try:
                     kind, *rest = ready.recv()
                 except EOFError:
-                    del working[ready]
-                    ready.close()
-                    found.process.join()
-                    yield found.run, _ended(found)
+                    del workers[ready]
+                    worker.process.join()
+                    if worker.group:
+                        raise ConfigError(_died(worker)) from None
                     continue
                 if kind == "round":
-                    round_ended(found.run, *rest)
+                    place, number, mean = rest
+                    round_ended(worker.group[place], number, mean)
+                elif kind == "ended":
+                    place, sentence = rest
+                    yield worker.group[place], sentence
+                elif kind == "done":
+                    _next(worker, waiting)
+                elif kind == "interrupted":
+                    raise KeyboardInterrupt
                 else:
-                    found.ending = (kind, rest[0])
+                    raise ConfigError(rest[0])
     finally:
-        for found in working.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(found.process.pid or 0, signal.SIGTERM)
-        for found in working.values():
-            found.process.join()
+        _end(workers.values())
 
 
-def _begin(run: PlannedRun, play: RunFunction, threads: int) -> tuple[Connection, _Working]:
+def workers_that_gain(jobs: int, runs: int, devices: Collection[str]) -> int:
+    """Say how many processes are of use: no more than there are runs, nor, on the CPU, than there are cores.
+
+    Parameters
+    ----------
+    jobs
+        How many were asked for.
+    runs
+        How many runs are to be played.
+    devices
+        The devices that the runs ask for, with ``"auto"`` for whichever there is.
+
+    Returns
+    -------
+    int
+        At least 1.
+    """
+    on_gpu = any(torch.device(name).type == "cuda" for name in devices if name != "auto")
+    on_gpu = on_gpu or ("auto" in devices and torch.cuda.is_available())
+    if jobs > 1 and on_gpu:
+        warnings.warn(
+            f"jobs is {jobs}, but the runs share a GPU, on which one process that plays runs of one shape together is "
+            "faster: leave --jobs out",
+            CoterieWarning,
+            stacklevel=2,
+        )
+    return max(1, min(jobs, runs) if on_gpu else min(jobs, runs, usable_cores()))
+
+
+def divided(groups: Sequence[Group], count: int) -> list[Group]:
+    """Halve the largest groups until there are as many as there are processes, or runs."""
+    found = list(groups)
+    while len(found) < count:
+        place = max(range(len(found)), key=lambda k: len(found[k]), default=None)
+        if place is None or len(found[place]) < 2:
+            break
+        half = (len(found[place]) + 1) // 2
+        found[place : place + 1] = [found[place][:half], found[place][half:]]
+    return found
+
+
+def usable_cores() -> int:
+    """Say how many cores this process may use, which in a container may be far fewer than the machine has."""
+    found = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if limit.exists():
+        quota, _, period = limit.read_text(encoding="utf-8").strip().partition(" ")
+        if quota.isdigit() and period.isdigit():
+            found = min(found, int(quota) / int(period))
+    return max(1, math.floor(found))
+
+
+# ------------------------------------------------------------------------------------------------ in the first process
+
+
+def _begin(play: GroupFunction, threads: int) -> _Worker:
     # Not forked: a fork copies PyTorch's thread pool without its threads, and a CUDA context not at all.
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(run, play, threads, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    return ours, _Working(run, process)
+    hear, tell = context.Pipe(duplex=False)
+    take, hand = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(play, threads, take, tell), daemon=True)
+    with _environment({**dict.fromkeys(_THREADS, str(threads)), "OMP_WAIT_POLICY": "PASSIVE"}), _held_back(_STOPS):
+        process.start()
+    tell.close()
+    take.close()
+    return _Worker(process, hand, hear)
 
 
-def _ended(found: _Working) -> str | None:
-    """Give the sentence of a run that diverged; raise what else stopped it."""
-    kind, sentence = found.ending or ("", f"the process of {found.run.name} ended with code {found.process.exitcode}")
-    if kind == "finished":
-        return None
-    if kind == "diverged":
-        return sentence
-    if kind == "interrupted":
-        raise KeyboardInterrupt
-    raise ConfigError(sentence)
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Have what is started now find these variables."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _held_back(signals: Collection[signal.Signals]) -> Iterator[None]:
+    """Start a process that no signal stops until it is ready for it: Ctrl-C reaches all that hang on a terminal."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _next(worker: _Worker, waiting: list[Group]) -> None:
+    if not waiting:
+        worker.group = ()
+        worker.hand.close()  # it ends by itself, and gives its memory back while others still work
+        return
+    worker.give(waiting.pop(0))
+
+
+def _died(worker: _Worker) -> str:
+    code, names = worker.process.exitcode, ", ".join(run.name for run in worker.group)
+    if code is not None and code < 0:
+        why = " (for lack of memory?)" if -code == signal.SIGKILL else ""
+        return f"the process that played {names} was ended by signal {-code}{why}: go on with the same command"
+    return f"the process that played {names} ended with code {code}"
+
+
+def _end(workers: Collection[_Worker]) -> None:
+    """Ask all that still work to stop, and wait until they have; who asks again is heard, and waits."""
+    working = [worker for worker in workers if worker.group]
+    for worker in working:
+        worker.stop()
+    for worker in workers:
+        while True:
+            try:
+                worker.hand.close()
+                worker.process.join()
+                break
+            except KeyboardInterrupt:
+                for each in working:
+                    each.stop()
+
+
+# ---------------------------------------------------------------------------------------------- in the other processes
+
+
+def _work(play: GroupFunction, threads: int, take: Connection, tell: Connection) -> None:
+    # Where the parent was killed, what is done is kept, and nobody is left to tell.
+    with contextlib.suppress(BrokenPipeError, EOFError):
+        try:
+            _be_stopped_by_the_parent_alone()
+            keep_freed_memory()
+            torch.set_num_threads(threads)  # a run whose configuration says another number sets it itself
+            while True:
+                _play(take.recv(), play, tell)
+                tell.send(("done",))
+        except (Interrupted, KeyboardInterrupt):
+            tell.send(("interrupted",))
+
+
+def _play(group: Group, play: GroupFunction, tell: Connection) -> None:
+    places = {run.name: place for place, run in enumerate(group)}
+
+    def watch(run: PlannedRun, round_number: int, mean: float | None) -> None:
+        tell.send(("round", places[run.name], round_number, mean))
+
+    try:
+        for run, sentence in play(group, watch):
+            tell.send(("ended", places[run.name], sentence))
+    except Interrupted:
+        raise
+    except CoterieError as error:
+        tell.send(("failed", f"{', '.join(places)}: {error}"))
+
+
+def _be_stopped_by_the_parent_alone() -> None:
+    # A group of its own: Ctrl-C reaches the parent alone, which asks its children once.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _stop_with_parent() -> None:
@@ -119,27 +312,3 @@ def _stop_with_parent() -> None:
     if parent is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _work(run: PlannedRun, play: RunFunction, threads: int, tell: Any) -> None:
-    # A group of its own: Ctrl-C reaches the parent alone, which asks its children once.
-    os.setpgid(0, 0)
-    threading.Thread(target=_stop_with_parent, daemon=True).start()
-    keep_freed_memory()
-    if run.config.threads is None:
-        torch.set_num_threads(threads)
-
-    def watch(round_number: int, mean: float | None) -> None:
-        tell.send(("round", round_number, mean))
-
-    # Where the parent was killed, what is done is kept, and nobody is left to tell.
-    with contextlib.suppress(BrokenPipeError):
-        try:
-            play(run, watch)
-            tell.send(("finished", ""))
-        except Diverged as error:
-            tell.send(("diverged", str(error)))
-        except (Interrupted, KeyboardInterrupt):
-            tell.send(("interrupted", ""))
-        except CoterieError as error:
-            tell.send(("failed", f"{run.name}: {error}"))

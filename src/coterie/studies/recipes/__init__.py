@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from coterie.studies.recipes.outcomes import Finding, PartOutcome, RecipeOutcome, Verdict
-from coterie.studies.recipes.plans import Work, planned, work
-from coterie.studies.recipes.registry import RecipeInfo, entries, load, names
-from coterie.studies.recipes.runner import run_recipe
-from coterie.studies.recipes.schema import Criterion, Reading, Recipe, RecipePart
-from coterie.studies.recipes.verdicts import judge
-from coterie.studies.recipes.writers import heading, markdown, plain, terminal
+from typing import TYPE_CHECKING
+
+from coterie import lazy
+
+if TYPE_CHECKING:
+    from coterie.studies.recipes.outcomes import Finding, PartOutcome, RecipeOutcome, Verdict
+    from coterie.studies.recipes.plans import Work, planned, work
+    from coterie.studies.recipes.registry import RecipeInfo, entries, load, names
+    from coterie.studies.recipes.runner import run_recipe
+    from coterie.studies.recipes.schema import Criterion, Reading, Recipe, RecipePart
+    from coterie.studies.recipes.verdicts import judge
+    from coterie.studies.recipes.writers import heading, markdown, plain, terminal
+else:
+    # The book is listed, and a name that is not in it refused, before anything is imported that can run a recipe.
+    __getattr__ = lazy.exports(
+        __name__,
+        outcomes="Finding PartOutcome RecipeOutcome Verdict",
+        plans="Work planned work",
+        registry="RecipeInfo entries load names",
+        runner="run_recipe",
+        schema="Criterion Reading Recipe RecipePart",
+        verdicts="judge",
+        writers="heading markdown plain terminal",
+    )
 
 __all__ = [
     "Criterion",

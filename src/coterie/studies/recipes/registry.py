@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, UnknownName
-from coterie.studies.recipes.checks import parse
-from coterie.studies.recipes.schema import Recipe
 from coterie.yaml_file import read_yaml
+
+if TYPE_CHECKING:
+    from coterie.studies.recipes.schema import Recipe
 
 BOOK = Path(__file__).parent / "book"
 """The folder of the recipes' files."""
@@ -93,6 +94,8 @@ def load(name: str) -> Recipe:
     values = read_yaml(path)
     if values.get("name") != path.stem:
         raise ConfigError(f"the recipe in {path.name} has the name {values.get('name')!r}: it must be its file's")
+    from coterie.studies.recipes.checks import parse  # of plans, for which methods are imported
+
     return parse(_filled_in(values), path.stem)
 
 

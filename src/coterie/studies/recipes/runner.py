@@ -19,6 +19,7 @@ from typing import Any
 from coterie import data
 from coterie.errors import ConfigError, CoterieError, DataError, Interrupted, UnknownName
 from coterie.studies.comparison import ComparisonPlan, compare, load_results
+from coterie.studies.progress import PartProgress, study_progress
 from coterie.studies.recipes.outcomes import PartOutcome, RecipeOutcome
 from coterie.studies.recipes.plans import planned
 from coterie.studies.recipes.readings import read_values
@@ -51,6 +52,7 @@ def run_recipe(
     over: Mapping[str, Any] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     jobs: int = 1,
+    together: bool = True,
     progress: bool = True,
     tell: Tell = lambda sentence: None,
 ) -> RecipeOutcome:
@@ -76,6 +78,8 @@ def run_recipe(
         Where data sets lie.
     jobs
         How many runs at a time.
+    together
+        Let runs of one shape play together; otherwise each plays by itself.
     progress
         Show progress.
     tell
@@ -93,17 +97,20 @@ def run_recipe(
     """
     folder, place = Path(runs), None if data_dir is None else Path(data_dir)
     chosen = [(part, planned(part, quick=quick, over=over)) for part in chosen_parts(recipe, parts, quick)]
+    absent = {part.name: _absent(plan, place) for part, plan in chosen}
     ended: list[PartOutcome] = []
-    for number, (part, plan) in enumerate(chosen, 1):
-        sentence = _absent(plan, place)
-        if sentence:
-            tell(f"{part.heading} is passed over: {sentence}")
-            ended.append(PartOutcome(part, plan, absent=sentence))
-            continue
-        tell(f"{part.heading}, part {number} of {len(chosen)}: {len(plan.runs)} runs")
-        ended.append(_play(recipe, part, plan, folder / part.name, place, jobs, progress))
-        if ended[-1].failed:
-            tell(f"{part.heading} failed: {ended[-1].failed}")
+    with study_progress(recipe.name, progress and not all(absent.values())) as study:
+        shown = {part.name: study.part(part.name, plan.runs) for part, plan in chosen if not absent[part.name]}
+        for number, (part, plan) in enumerate(chosen, 1):
+            if absent[part.name]:
+                tell(f"{part.heading} is passed over: {absent[part.name]}")
+                ended.append(PartOutcome(part, plan, absent=absent[part.name]))
+                continue
+            tell(f"{part.heading}, part {number} of {len(chosen)}: {len(plan.runs)} runs")
+            ended.append(_play(recipe, part, plan, folder / part.name, place, jobs, together, shown[part.name]))
+            if ended[-1].failed:
+                shown[part.name].given_up()
+                tell(f"{part.heading} failed: {ended[-1].failed}")
     if all(part.absent for part in ended):
         raise DataError(f"nothing of {recipe.name} can be run: {ended[0].absent}")
     return RecipeOutcome(recipe, quick, tuple(ended), tuple(judge(recipe, ended, quick)))
@@ -121,10 +128,11 @@ def _play(
     folder: Path,
     data_dir: Path | None,
     jobs: int,
-    progress: bool,
+    together: bool,
+    progress: PartProgress,
 ) -> PartOutcome:
     try:
-        compare(plan, folder, data_dir=data_dir, at=part.at, jobs=jobs, progress=progress)
+        compare(plan, folder, data_dir=data_dir, at=part.at, jobs=jobs, together=together, progress=progress)
         results = load_results(plan, folder)
         numbers = read_values(part, plan, results, recipe.unit)
     except Interrupted:

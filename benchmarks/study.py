@@ -1,0 +1,293 @@
+"""A whole study by the command line, from its start to its table: runs in turn, side by side, and together.
+
+    python benchmarks/study.py --json benchmarks/results/study_cpu.json
+    python benchmarks/study.py --device cuda --json benchmarks/results/study_h200.json
+
+The study: FedAvg and FedACS, three learning rates, five seeds, so 30 runs in the shape of FedPG's Table 1: 10 of 100
+clients, batches of 50, five local epochs. On a GPU its MLP of 199,210 parameters on Fashion-MNIST, 300 rounds; on the
+CPU digits with an MLP of 15,010. Where Fashion-MNIST is not there (``--data-dir``), images of the same number and size
+are drawn, which take as long.
+
+Each way is one command in a process of its own, timed from start to exit. Cold: with empty folders for what is
+compiled. Warm: again, with what the first has left. Ways are taken in turn, and ratios within a repeat. Processor time
+of the command and all that it started is given beside it: on a machine that others use too it is the one to compare.
+
+At the end one run of 60 rounds by itself: which part of its time, warm, is not rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+import measuring
+
+from coterie import data, randomness
+from coterie.errors import CoterieError
+from coterie.results import Result
+
+WAYS = {"in turn": ["--apart"], "side by side": ["--apart", "--jobs", "2"], "together": []}
+CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+IMAGES = 70_000
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared."""
+
+    model: str
+    partition: str
+    rounds: int
+    seeds: int = 5
+    rates: tuple[float, ...] = (0.01, 0.05, 0.1)
+    clients: int = 100
+    participation: float = 0.1
+    run_rounds: int = 60
+
+    def plan(self, source: str, device: str) -> dict[str, Any]:
+        """Give what ``coterie compare`` takes."""
+        return {
+            "methods": ["fedavg", "fedacs"],
+            "seeds": list(range(1, self.seeds + 1)),
+            "grid": {"lr": list(self.rates)},
+            **self._shared(source, device),
+            "rounds": self.rounds,
+        }
+
+    def run(self, source: str, device: str) -> dict[str, Any]:
+        """Give what ``coterie run`` takes, of one run with fewer rounds."""
+        shared = self._shared(source, device)
+        settings = shared.pop("settings") | {"lr": self.rates[-1]}
+        return {"algorithm": "fedavg", **shared, "settings": settings, "rounds": self.run_rounds}
+
+    def _shared(self, source: str, device: str) -> dict[str, Any]:
+        return {
+            "data": source,
+            "partition": self.partition,
+            "clients": self.clients,
+            "participation": self.participation,
+            "model": self.model,
+            "eval_every": 10,
+            "device": device,
+            "settings": {"local_epochs": 5, "batch_size": 50},
+        }
+
+
+CPU = Study("mlp", "dirichlet:0.5", 100)
+GPU = Study("mlp_fedpg", "dirichlet:0.1,balanced=true,min_samples=50", 300)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds by the wall's clock, and of processor time of a command and all that it started."""
+
+    wall: float
+    processor: float
+
+
+def commanded(words: Sequence[str], environment: dict[str, str], folder: Path) -> Spent:
+    """Run ``coterie`` in a process of its own; what goes wrong is raised with what it said."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "coterie", *words],
+        env=os.environ | environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise RuntimeError(f"coterie {' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return Spent(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+def drawn(path: Path, count: int) -> str:
+    """Write images like Fashion-MNIST's, 28x28 grey levels of ten classes, and give their name as a data set."""
+    draw = randomness.stream(1, "benchmark images")
+    prototypes, labels = draw.integers(256, size=(10, 28, 28)), np.arange(count) % 10
+    noise = draw.integers(256, size=(count, 28, 28))
+    np.savez(path, x=((prototypes[labels] + noise) // 2).astype(np.uint8), y=labels)
+    return f"npz:{path}"
+
+
+def source_for(device: str, data_dir: Path | None, folder: Path, images: int) -> tuple[str, str]:
+    """Give the data set, and how it is called in the result."""
+    if device == "cpu":
+        return "digits", "digits"
+    with contextlib.suppress(CoterieError):
+        if not data.absent("fashion_mnist", data_dir):
+            return "fashion_mnist:norm=fedpg", "fashion_mnist"
+    return drawn(folder / "images.npz", images), "drawn images of Fashion-MNIST's size"
+
+
+def studies(
+    study: Study, ways: Sequence[str], states: Sequence[str], repeats: int, source: str, device: str, folder: Path
+) -> dict[str, Any]:
+    """Take each way cold and warm, in turn; make sure that all end with the same table but for rounding."""
+    (folder / "plan.yaml").write_text(yaml.safe_dump(study.plan(source, device)), encoding="utf-8")
+    spent: dict[str, dict[str, list[Spent]]] = {way: {state: [] for state in states} for way in ways}
+    scores: dict[str, dict[str, float]] = {}
+    for repeat in range(repeats):
+        for state in states:
+            for way in ways:
+                caches = {name: str(folder / f"{way}-{repeat}-{name}".replace(" ", "-")) for name in CACHES}
+                out = folder / f"{way}-{repeat}-{state}".replace(" ", "-")
+                words = ["compare", "plan.yaml", *WAYS[way], "--out", out.name, "--quiet"]
+                spent[way][state].append(commanded(words, caches, folder))
+                scores[way] = _scores(out)
+                found = spent[way][state][-1]
+                print(f"{way:<13}{state:<5}{found.wall:>8.1f} s, {found.processor:.1f} of processors", flush=True)
+    return {
+        "runs": 2 * len(study.rates) * study.seeds,
+        "rounds": study.rounds,
+        "clients": study.clients,
+        "participation": study.participation,
+        "model": study.model,
+        "seconds": _spreads(spent, "wall"),
+        "processor_seconds": _spreads(spent, "processor"),
+        "times_as_fast": _ratios(spent, "wall"),
+        "times_as_little_processor": _ratios(spent, "processor"),
+        "scores_apart": _apart(scores),
+    }
+
+
+def _scores(out: Path) -> dict[str, float]:
+    """Read what each run ended with."""
+    found = {}
+    for path in sorted((out / "runs").iterdir()):
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        models = [summary[model] for model in ("personal", "global") if summary.get(model)]
+        found[path.name] = float(models[0]["final"]["mean"])
+    return found
+
+
+def _apart(scores: dict[str, dict[str, float]]) -> float:
+    """Say how far the same run's score lies apart between ways, at most."""
+    first, *others = scores.values()
+    return max((abs(first[run] - other[run]) for other in others for run in first), default=0.0)
+
+
+def _spreads(spent: dict[str, dict[str, list[Spent]]], clock: str) -> dict[str, dict[str, dict[str, float]]]:
+    return {
+        way: {state: measuring.spread(getattr(each, clock) for each in taken) for state, taken in states.items()}
+        for way, states in spent.items()
+    }
+
+
+def _ratios(spent: dict[str, dict[str, list[Spent]]], clock: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Say how many times as fast each way is as runs in turn, repeat by repeat."""
+    base = spent.get("in turn")
+    if base is None:
+        return {}
+    return {
+        way: {
+            state: measuring.spread(
+                getattr(slow, clock) / getattr(fast, clock) for slow, fast in zip(base[state], taken, strict=True)
+            )
+            for state, taken in states.items()
+        }
+        for way, states in spent.items()
+        if way != "in turn"
+    }
+
+
+def one_run(study: Study, cold: bool, repeats: int, source: str, device: str, folder: Path) -> dict[str, Any]:
+    """Run one experiment by the command line, warm after a cold one; say which part of its time is not rounds."""
+    (folder / "run.yaml").write_text(yaml.safe_dump(study.run(source, device)), encoding="utf-8")
+    caches = {name: str(folder / f"run-{name}") for name in CACHES}
+    whole, rounds, first = [], [], []
+    for repeat in range(0 if cold else 1, repeats + 1):
+        taken = commanded(["run", "run.yaml", "--out", f"run-{repeat}", "--quiet"], caches, folder)
+        timings = Result(folder / f"run-{repeat}").timings
+        if repeat:  # the first one is cold
+            whole.append(taken.wall)
+            # The first round compiles, or loads what was compiled: that is no round's own time.
+            own = timings["training"].iloc[1:]
+            rounds.append(float(own.sum() * len(timings) / len(own)))
+            first.append(float(timings["training"].iloc[0]))
+    shares = [1 - part / all_of_it for part, all_of_it in zip(rounds, whole, strict=True)]
+    found = {
+        "rounds": study.run_rounds,
+        "seconds": measuring.spread(whole),
+        "rounds_seconds": measuring.spread(rounds),
+        "first_round_seconds": measuring.spread(first),
+        "overhead_seconds": measuring.spread(a - b for a, b in zip(whole, rounds, strict=True)),
+        "share": measuring.spread(shares),
+    }
+    share, all_of_it = found["share"]["median"], found["seconds"]["median"]
+    print(f"one run of {study.run_rounds} rounds: {all_of_it:.2f} s, {share:.0%} of it not rounds", flush=True)
+    return found
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """Give the rows of the page's table: seconds of each way, processor time, and how many times as fast it is."""
+    (row,) = result["rows"]
+    lines = []
+    for state in next(iter(row["seconds"].values())):
+        cells = [f"{row['data']}, {state}"]
+        for way in [way for way in WAYS if way in row["seconds"]]:
+            wall, processor = (row[clock][way][state]["median"] for clock in ("seconds", "processor_seconds"))
+            text = f"{wall:,.1f} s ({processor:,.1f})"
+            if way in row["times_as_fast"]:
+                text += f", {row['times_as_fast'][way][state]['median']:.1f} times as fast"
+                text += f" ({row['times_as_little_processor'][way][state]['median']:.1f})"
+            cells.append(text)
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--states", nargs="+", choices=["cold", "warm"], default=["cold", "warm"])
+    parser.add_argument("--rounds", type=int, default=None, help="fewer or more than the study's own")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--data-dir", type=Path, default=None, help="where Fashion-MNIST lies")
+    parser.add_argument("--smallest", action="store_true", help="next to no work, once: a trial")
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args(argv)
+    study, images = GPU if args.device == "cuda" else CPU, IMAGES
+    if args.rounds is not None:
+        study = replace(study, rounds=args.rounds)
+    if args.smallest:
+        study, images = replace(study, rounds=2, seeds=1, rates=(0.05,), clients=10, run_rounds=3), 600
+        args.repeats = 1
+    if args.data_dir is not None:
+        os.environ["COTERIE_DATA"] = str(args.data_dir.absolute())
+    facts = measuring.facts(args.device)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        source, called = source_for(args.device, args.data_dir, folder, images)
+        ways = [way for way in args.ways if args.device == "cpu" or way != "side by side"]
+        row = {"data": called, **studies(study, ways, args.states, args.repeats, source, args.device, folder)}
+        row["one_run"] = one_run(study, "cold" in args.states, args.repeats, source, args.device, folder)
+    for way, states in row["times_as_fast"].items():
+        said = ", ".join(
+            f"{states[state]['median']:.2f} times as fast {state}"
+            f" ({row['times_as_little_processor'][way][state]['median']:.2f} by processor time)"
+            for state in states
+        )
+        print(f"{way} against in turn: {said}")
+    measuring.write(args.json, {"command": "benchmarks/study.py", **facts, "rows": [row]})
+
+
+if __name__ == "__main__":
+    main()

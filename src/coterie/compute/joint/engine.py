@@ -1,0 +1,219 @@
+"""An engine for several runs: what they ask for alike is one call.
+
+The clients of all runs are numbered one run after another, and are the clients of one federation. Of these the batched
+engine computes some rows, as it does for a single run; it draws each row's random numbers from its own run's streams.
+So a run's rows are what they would be alone, to the rounding of a matrix product.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie import randomness
+from coterie.algorithms.base import ClientContext, Task
+from coterie.algorithms.contract import check_rows
+from coterie.compute._cache import BoundedCache, Identity
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.engine import Call, Predict, finished
+from coterie.compute.joint.asks import OutputsAsk, TaskAsk
+from coterie.compute.joint.prediction import JointPrediction
+from coterie.compute.joint.samples import join_samples
+from coterie.compute.joint.tasks import JointContext, JointTask
+from coterie.compute.nets.row_net import agrees
+from coterie.compute.samples import Samples
+from coterie.rows import Rows
+
+_TASKS = 64  # joint tasks that are kept: the recordings of their steps hang on them
+
+
+@dataclass(frozen=True)
+class JointCall(Call):
+    """The calls of several runs.
+
+    Parameters
+    ----------
+    asks
+        What they ask.
+    contexts
+        What the clients of each know about themselves.
+    """
+
+    asks: tuple[TaskAsk, ...] = ()
+    contexts: tuple[ClientContext, ...] = ()
+
+
+class _FederatedRuns(BatchedEngine):
+    """The batched engine over the clients of all runs, with each run's own streams."""
+
+    # So that a row's last bits do not depend on which runs it is computed with: a study that is stopped, and goes on
+    # with some of its runs, ends with the same numbers.
+    even_batches = True
+    fewest_rows = 2
+
+    def __init__(self, engines: Sequence[BatchedEngine], samples: Samples) -> None:
+        first = engines[0]
+        chunks = [engine.chunk for engine in engines]
+        super().__init__(
+            first.problem,
+            samples,
+            first.seed,
+            kernel=first.kernel,
+            convolution=first.convolution,
+            chunk=min(chunk for chunk in chunks if chunk) if all(chunks) else None,
+            compile_steps=first.compile_steps,
+            record=first.record,
+            precision=first.precision,
+        )
+        self.seeds = [engine.seed for engine in engines]
+        counts = [engine.samples.clients for engine in engines]
+        self.firsts = np.cumsum([0, *counts])  # the number of each run's first client among all
+
+    def key(self, purpose: str, clients: Tensor, call: Call, fold: int = 0) -> Tensor:
+        """Return a stream key for each client, from its own run's stream."""
+        assert isinstance(call, JointCall)
+        numbers = clients.numpy()
+        runs = np.array([ask.run for ask in call.asks])
+        place = np.searchsorted(runs, np.searchsorted(self.firsts, numbers, side="right") - 1)
+        base = [
+            randomness.stream_base(self.seeds[ask.run], f"{ask.call.purpose} {purpose}", ask.call.round)
+            for ask in call.asks
+        ]
+        found = randomness.keys_of(np.array(base, dtype=np.int64)[place], numbers - self.firsts[runs[place]])
+        exchanges = np.array([ask.call.exchange for ask in call.asks], dtype=np.int64)[place]
+        return torch.from_numpy(randomness.fold_in(randomness.fold_in(found, exchanges), fold))
+
+    def client_context(self, clients: Tensor, call: Call, host: Tensor | None = None) -> ClientContext:
+        """Return what clients know about themselves, run by run."""
+        assert isinstance(call, JointCall) and host is not None
+        numbers = host.numpy()
+
+        def parts() -> list[tuple[int, Tensor, ClientContext]]:
+            found = []
+            for place, (ask, context) in enumerate(zip(call.asks, call.contexts, strict=True)):
+                begin, end = self.firsts[ask.run : ask.run + 2]
+                (mine,) = np.nonzero((numbers >= begin) & (numbers < end))
+                if len(mine):
+                    within = torch.searchsorted(ask.clients.cpu(), torch.from_numpy(numbers[mine] - begin))
+                    own = _part_of(context, within.to(self.device))
+                    found.append((place, torch.from_numpy(mine).to(self.device), own))
+            return found
+
+        shared = dict.fromkeys(("clients", "sizes", "validation_sizes", "class_counts", "key"), clients)
+        return JointContext(**shared, round=0, net=self.net, seed=self.seed, parts=parts)
+
+    def contexts(self, asks: Sequence[TaskAsk], clients: Tensor, call: JointCall) -> tuple[ClientContext, ...]:
+        """Give what the clients of each ask know about themselves: looked up once for all."""
+        whole = {
+            "sizes": self.sizes["train"][clients],
+            "validation_sizes": self.sizes["validation"][clients],
+            "class_counts": self.samples.class_counts[clients],
+            "key": self.key("task", clients.cpu(), call).to(self.device),
+        }
+        counts = [len(ask.clients) for ask in asks]
+        split = {name: value.split(counts) for name, value in whole.items()}
+        return tuple(
+            ClientContext(
+                clients=ask.clients,
+                round=ask.call.round,
+                net=self.net,
+                seed=self.seeds[ask.run],
+                **{name: pieces[place] for name, pieces in split.items()},
+            )
+            for place, ask in enumerate(asks)
+        )
+
+
+def _part_of(context: ClientContext, places: Tensor) -> ClientContext:
+    names = ("clients", "sizes", "validation_sizes", "class_counts", "key")
+    return dataclasses.replace(context, **{name: getattr(context, name)[places] for name in names})
+
+
+class JointEngine:
+    """Computes for several runs at once.
+
+    Parameters
+    ----------
+    engines
+        The runs' engines, which must fit together (:func:`fit`).
+    """
+
+    def __init__(self, engines: Sequence[BatchedEngine]) -> None:
+        self._engines = tuple(engines)
+        self._all = _FederatedRuns(engines, join_samples([engine.samples for engine in engines]))
+        self._firsts = [int(first) for first in self._all.firsts[:-1]]
+        self._tasks: BoundedCache[tuple[Identity, ...], JointTask] = BoundedCache(_TASKS)
+        self._prediction = JointPrediction(self._all, self._firsts)
+
+    def run(self, asks: Sequence[TaskAsk]) -> list[tuple[Rows, Rows]]:
+        """Run tasks of one :func:`~coterie.compute.joint.tasks.signature`, of different runs in increasing order.
+
+        Returns for each ask what :meth:`~coterie.compute.engine.Engine.run` would.
+        """
+        numbers = [ask.clients + self._firsts[ask.run] for ask in asks]
+        clients = torch.cat(numbers)
+        call = JointCall(0, asks=tuple(asks))
+        contexts = self._all.contexts(asks, clients, call)
+        works = []
+        for ask, context in zip(asks, contexts, strict=True):
+            works.append(ask.task.start(context, ask.state, ask.message))
+            check_rows("what start gives", works[-1], len(ask.clients))
+        answers: dict[int, tuple[Rows, Rows]] = {}
+        for places in _alike(works):
+            some = [asks[place] for place in places]
+            counts = [len(ask.clients) for ask in some]
+            task = self._joint_task([ask.task for ask in some])
+            work = {name: torch.cat([works[place][name] for place in places]) for name in works[places[0]]}
+            work |= task.columns(counts, self._all.device)
+            mine = torch.cat([numbers[place] for place in places])
+            own = tuple(contexts[place] for place in places)
+            done, _ = self._all.run(task, mine, work, {}, JointCall(0, asks=tuple(some), contexts=own))
+            pieces = {name: value.split(counts) for name, value in done.items()}
+            for number, place in enumerate(places):
+                rows = {name: each[number] for name, each in pieces.items()}
+                answers[place] = finished(asks[place].task, contexts[place], rows)
+        return [answers[place] for place in range(len(asks))]
+
+    def outputs(self, predict: Predict, asks: Sequence[OutputsAsk]) -> list[Tensor]:
+        """Apply models of different runs, with the same splits and rows of the same shapes."""
+        return self._prediction.outputs(predict, asks)
+
+    def _joint_task(self, tasks: Sequence[Task]) -> JointTask:
+        key = tuple(map(Identity, tasks))
+        if key not in self._tasks:
+            self._tasks[key] = JointTask(tasks)
+        return self._tasks[key]
+
+
+def _alike(works: Sequence[Rows]) -> list[list[int]]:
+    """Group the places of working rows that can be put in one matrix."""
+    found: dict[Hashable, list[int]] = {}
+    for place, work in enumerate(works):
+        shapes = tuple(sorted((name, tuple(value.shape[1:]), value.dtype) for name, value in work.items()))
+        found.setdefault(shapes, []).append(place)
+    return list(found.values())
+
+
+def fit(engine: BatchedEngine) -> Hashable:
+    """Give what engines must have in common to compute together, beside nets that :func:`same_net` finds equal."""
+    samples, problem = engine.samples, engine.problem
+    scaling = (samples.scale, samples.shift) if samples.x.dtype == torch.uint8 else ()
+    return (
+        (str(problem.module), problem.layout.names, problem.layout.shapes),
+        (problem.loss, problem.start.dtype, str(engine.device)),
+        (tuple(samples.x.shape[1:]), samples.x.dtype, samples.y.dtype, samples.class_counts.shape[1], samples.dtype),
+        # Clients that are scaled by statistics of their own are told apart by their samples, which no other run has.
+        id(samples) if samples.statistics_of is not None else None,
+        (samples.noise is None, str([value.flatten().tolist() for value in scaling])),
+        (engine.kernel, engine.convolution, engine.compile_steps, engine.record, engine.precision),
+    )
+
+
+def same_net(one: BatchedEngine, other: BatchedEngine) -> bool:
+    """Say whether two models are the same but for their parameters: what else a module holds may depend on its seed."""
+    return agrees(one.row_net, other.row_net, one.probe(), 1e-6)

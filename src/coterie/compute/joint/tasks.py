@@ -1,0 +1,158 @@
+"""The tasks of several runs as one: each begins and ends its own rows, and the steps between are taken together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms.base import Batch, ClientContext, Fold, Task
+from coterie.algorithms.contract import check_rows
+from coterie.compute._cache import Identity
+from coterie.compute.engine import join, take
+from coterie.rows import Rows
+
+_COLUMN = "number of its own: "  # before the names of working rows that no task has
+
+Path = tuple[str, ...]
+"""A field of a task, or of a part of it: ``("optimiser", "momentum")``."""
+
+
+def signature(part: Any) -> Hashable:
+    """Give what two tasks must have in common for their steps to be taken together.
+
+    That is everything but the fields that no step looks at, and the numbers that a step takes row by row, of which it
+    must only be the same whether they are 0. What cannot be compared has nothing in common with anything else.
+    """
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        outside, per_row = _own(part, "outside_steps"), _own(part, "per_row")
+        return type(part), tuple(
+            (field.name, bool(value) if field.name in per_row else signature(value))
+            for field in dataclasses.fields(part)
+            for value in (getattr(part, field.name),)
+            if field.name not in outside
+        )
+    if part is None or isinstance(part, bool | int | float | str):
+        return type(part), part
+    if isinstance(part, tuple):
+        return tuple, tuple(map(signature, part))
+    return Identity(part)
+
+
+def _own(part: Any, name: str) -> tuple[str, ...]:
+    # A class that extends another may use its fields otherwise.
+    found: tuple[str, ...] = vars(type(part)).get(name, ())
+    return found
+
+
+def _numbers(part: Any) -> dict[Path, float]:
+    """Give the numbers that a step takes row by row."""
+    found: dict[Path, float] = {}
+    per_row = _own(part, "per_row")
+    for field in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
+        value = getattr(part, field.name)
+        if field.name in per_row:
+            found[(field.name,)] = value
+        elif dataclasses.is_dataclass(value):
+            found |= {(field.name, *path): number for path, number in _numbers(value).items()}
+    return found
+
+
+def _with(part: Any, values: Mapping[Path, Any]) -> Any:
+    """Give a task with other values in some fields of it and of its parts."""
+    heads: dict[str, dict[Path, Any]] = {}
+    for (head, *rest), value in values.items():
+        heads.setdefault(head, {})[tuple(rest)] = value
+    changed = {name: found[()] if () in found else _with(getattr(part, name), found) for name, found in heads.items()}
+    return dataclasses.replace(part, **changed)
+
+
+@dataclasses.dataclass(frozen=True)
+class JointContext(ClientContext):
+    """What the clients of several runs know about themselves, each run's by itself.
+
+    Parameters
+    ----------
+    parts
+        Gives of each run that has rows here its place among those that asked, the places of its rows, and its own
+        context.
+    """
+
+    parts: Callable[[], list[tuple[int, Tensor, ClientContext]]]
+
+
+class JointTask(Task):
+    """Tasks of one :func:`signature`, whose steps are taken together.
+
+    Its rows are working rows: the tasks have started before, and finish afterwards.
+
+    Parameters
+    ----------
+    tasks
+        The task of each run.
+    """
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tuple(tasks)
+        numbers = [_numbers(task) for task in tasks]
+        self._varied = [path for path in numbers[0] if len({each[path] for each in numbers}) > 1]
+        self._columns = {_COLUMN + " ".join(path): [each[path] for each in numbers] for path in self._varied}
+
+    def columns(self, counts: Sequence[int], device: torch.device) -> Rows:
+        """Give the working rows that hold each row's own numbers, for runs with so many rows each."""
+        repeats = torch.tensor(counts)
+        return {
+            name: torch.tensor(values, dtype=torch.float64).repeat_interleave(repeats).unsqueeze(1).to(device)
+            for name, values in self._columns.items()
+        }
+
+    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
+        """Give the rows that were started."""
+        return dict(state)
+
+    def folds(self) -> tuple[Fold, ...]:
+        """Make the passes that all of them make."""
+        folds = self._tasks[0].folds()
+        return tuple(
+            Fold(fold.over, self._step(number, fold), None if fold.then is None else self._followed(number))
+            for number, fold in enumerate(folds)
+        )
+
+    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
+        """Give the rows, which their tasks finish."""
+        return {name: value for name, value in work.items() if name not in self._columns}, {}
+
+    def _step(self, number: int, fold: Fold) -> Callable[..., Rows]:
+        if not self._varied:
+            return fold.step
+
+        def step(work: Rows, *batches: Batch) -> Rows:
+            work, columns = self._apart(work)
+            own = dict(zip(self._varied, columns.values(), strict=True))
+            task: Task = _with(self._tasks[0], own)
+            return task.folds()[number].step(work, *batches) | columns
+
+        return step
+
+    def _followed(self, number: int) -> Callable[[ClientContext, Rows], Rows]:
+        def then(context: ClientContext, work: Rows) -> Rows:
+            assert isinstance(context, JointContext)
+            work, columns = self._apart(work)
+            parts = context.parts()
+            done = []
+            for ask, places, own in parts:
+                follow = self._tasks[ask].folds()[number].then
+                assert follow is not None
+                done.append(follow(own, take(work, places)))
+                check_rows("what then gives", done[-1], len(places))
+            back = torch.argsort(torch.cat([places for _, places, _ in parts]))
+            return take(join(done), back) | columns
+
+        return then
+
+    def _apart(self, work: Rows) -> tuple[Rows, dict[str, Tensor]]:
+        columns = {name: work[name] for name in self._columns}
+        return {name: value for name, value in work.items() if name not in columns}, columns

@@ -1,0 +1,139 @@
+"""Serves the gate: the one port that nodes reach, under the certificate that is in the server's folder by now."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import ssl
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from coterie.errors import ConfigError
+from coterie.federation.flower import processes
+from coterie.federation.flower.bells import of_messages, of_replies
+from coterie.federation.flower.expiry import read_certificate, warnings_of
+from coterie.federation.flower.gate import Gate
+from coterie.federation.flower.held_calls import HeldCalls
+from coterie.federation.flower.renewal import check_pair
+
+_LOOK = 1.0  # seconds between looks at the certificate and at what is behind the gate
+_DAY = 86400.0
+
+
+class GateServer:
+    """The gate at a host and a port.
+
+    Parameters
+    ----------
+    folder
+        The server's folder, with ``server.crt`` and ``server.key``.
+    place
+        Host and port.
+    superlink_port
+        The SuperLink's port on this machine.
+    keys
+        The members' public keys in OpenSSH's form: only calls that are signed with one of them are let through.
+    limit
+        Bytes that a call may have.
+    say
+        Told of certificates that end soon, and of one that was taken up.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        place: tuple[str, int],
+        superlink_port: int,
+        keys: Collection[str],
+        limit: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._folder, self._place, self._say = folder, place, say
+        check_pair(folder)
+        ca = str(processes.internal_certificates(folder) / "ca.crt")
+        held = HeldCalls(of_messages(folder), of_replies(folder))
+        self._gate = Gate(f"https://127.0.0.1:{superlink_port}", ca, keys, limit, held)
+        self._files = folder / "server.crt", folder / "server.key"
+        self._config = uvicorn.Config(
+            self._gate,
+            host=place[0],
+            port=place[1],
+            ssl_certfile=str(self._files[0]),
+            ssl_keyfile=str(self._files[1]),
+            ws="none",
+            log_level="warning",
+            lifespan="on",
+        )
+        self._server = uvicorn.Server(self._config)
+
+    def run(self, ready: Callable[[], None], is_over: Callable[[], bool]) -> None:
+        """Serve until the process is told to stop, or ``is_over``; ``ready`` is called once nodes can connect."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self._server.should_exit = True
+
+        watch = threading.Thread(target=self._watch, args=(ready, is_over), daemon=True)
+        watch.start()
+        # Ours rather than uvicorn's, which raises the signal again and would leave the SuperLink running.
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                self._server.run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if not self._server.started:
+            host, port = self._place
+            raise ConfigError(f"the gate cannot listen on {host}:{port}: is another server running?")
+
+    def _watch(self, ready: Callable[[], None], is_over: Callable[[], bool]) -> None:
+        pause = threading.Event()
+        while not self._server.started and not self._server.should_exit:
+            pause.wait(0.05)
+        if self._server.started:
+            ready()
+        seen, warned = self._stamps(), -_DAY
+        while not self._server.should_exit:
+            if is_over():
+                self._server.should_exit = True
+            if time.monotonic() - warned >= _DAY:
+                warned = time.monotonic()
+                self._warn()
+            if (now := self._stamps()) != seen and self._take_up():
+                seen = now
+            pause.wait(_LOOK)
+
+    def _stamps(self) -> list[int]:
+        return [path.stat().st_mtime_ns if path.exists() else 0 for path in self._files]
+
+    def _warn(self) -> None:
+        known = {str(path): path for path in (self._files[0], self._folder / "ca.crt") if path.exists()}
+        with contextlib.suppress(ConfigError):  # one that is about to be replaced
+            for warning in warnings_of(known):
+                self._say(warning)
+
+    def _take_up(self) -> bool:
+        """Use the certificate that is there now for whoever connects from now on; say whether it can be used."""
+        crt, key = map(str, self._files)
+        try:
+            check_pair(self._folder)  # of the two files one may be there before the other
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(crt, key)
+        except (ConfigError, OSError):
+            return False
+        context = self._config.ssl
+        assert context is not None
+        # In the thread that begins connections with it, so that none begins with half of it.
+        asyncio.run_coroutine_threadsafe(_load(context, crt, key), self._gate.loop()).result()
+        end = read_certificate(self._files[0]).not_valid_after_utc
+        self._say(f"took up the certificate {crt}, which holds until {end:%Y-%m-%d}")
+        return True
+
+
+async def _load(context: ssl.SSLContext, crt: str, key: str) -> None:
+    context.load_cert_chain(crt, key)

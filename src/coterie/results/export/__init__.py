@@ -1,0 +1,8 @@
+"""Models taken home from a finished run: a folder that predicts for raw rows without Coterie."""
+
+from __future__ import annotations
+
+from coterie.results.export.exporting import Exported, Kind, export, kind
+from coterie.results.export.predicting import predict
+
+__all__ = ["Exported", "Kind", "export", "kind", "predict"]

@@ -1,0 +1,1 @@
+"""Code that is copied into exported folders, where it runs without Coterie: nothing here imports it."""

@@ -1,0 +1,121 @@
+"""Which runs of a study play together, and playing them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator, Hashable, Sequence
+
+import torch
+
+from coterie.config import ExperimentConfig
+from coterie.errors import Diverged, Interrupted
+from coterie.memory import free_memory
+from coterie.runs.experiment import threads
+from coterie.simulation.processes import OneProcess
+from coterie.studies.comparison.plan import PlannedRun
+from coterie.studies.comparison.workers import EndedRun, RoundCallback, run_in_turn
+from coterie.studies.joint import Meeting, Seat
+
+WIDEST = 64
+"""Runs that play together at most."""
+
+_SHARE = 0.6  # of the memory that is free, for the runs of a meeting
+_COPIES = 3  # of the clients' states that a run may have at a time: its own, the server's, and those of a round
+_ROWS = 16  # times its parameters that a row takes while it is trained, with gradients and activations
+
+JointFunction = Callable[..., None]
+"""Plays one run to its end: given the run, a watcher and, as ``processes``, what it plays in."""
+
+
+def can_join(config: ExperimentConfig) -> Hashable:
+    """Give what runs must have in common to play together; ``None`` for one that plays by itself."""
+    if config.engine != "batched" or config.convolution == "measured" or config.class_weights is not None:
+        return None
+    return (
+        (config.data, config.model, config.local, config.buffers, config.loss, tuple(config.metrics)),
+        (config.device, config.dtype, config.precision, config.kernel, config.convolution, config.chunk),
+        (config.compile, config.threads),
+    )
+
+
+def joined(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
+    """Group runs that may play together, in the order of the first of each."""
+    groups: dict[Hashable, list[PlannedRun]] = {}
+    for run in runs:
+        key = can_join(run.config)
+        groups.setdefault(run.name if key is None else key, []).append(run)
+    return list(groups.values())
+
+
+def play_group(
+    play: JointFunction, runs: Sequence[PlannedRun], round_ended: RoundCallback
+) -> Generator[EndedRun, None, None]:
+    """Play a group in this process: together, or a run by itself."""
+    return (run_in_turn if len(runs) == 1 else run_together)(runs, play, round_ended)
+
+
+def run_together(
+    runs: Sequence[PlannedRun], play: JointFunction, round_ended: RoundCallback
+) -> Generator[EndedRun, None, None]:
+    """Play runs together, as many at a time as there is room for.
+
+    A run that diverges or fails leaves the others alone: what it failed with is raised when they have ended.
+    """
+    waiting = list(runs)
+    while waiting:
+        yield from _one_meeting(waiting, play, round_ended)
+
+
+def _one_meeting(
+    waiting: list[PlannedRun], play: JointFunction, round_ended: RoundCallback
+) -> Generator[EndedRun, None, None]:
+    meeting, seated = Meeting(), dict[Seat, PlannedRun]()
+    failed: list[BaseException] = []
+    with meeting.signals(), threads(waiting[0].config.threads), contextlib.closing(meeting):
+        while waiting and meeting.stopped_by is None and _room(list(seated)):
+            run = waiting.pop(0)
+            round_ended(run, 0, None)
+            body = functools.partial(_body, play, run, functools.partial(round_ended, run))
+            seated[meeting.seat(body)] = run
+        for seat in meeting.play():
+            if isinstance(seat.error, Diverged):
+                yield seated[seat], str(seat.error)
+            elif seat.error is None:
+                yield seated[seat], None
+            else:
+                failed.append(seat.error)
+    own = [error for error in failed if not isinstance(error, Interrupted | KeyboardInterrupt)]
+    if own:
+        raise own[0]
+    if meeting.stopped_by is not None:
+        raise Interrupted(None, 0, meeting.stopped_by)
+
+
+def _body(
+    play: JointFunction, run: PlannedRun, watch: Callable[[int, float | None], None], processes: OneProcess
+) -> None:
+    play(run, watch, processes=processes)
+
+
+def _room(seats: Sequence[Seat]) -> bool:
+    """Say whether one more run has room, as large as the largest of those that are here."""
+    if not seats:
+        return True
+    if len(seats) >= WIDEST:
+        return False
+    largest = max(map(_bytes, seats))
+    taken = sum(map(_bytes, seats)) - sum(seat.state_bytes for seat in seats)  # the states are there already
+    devices = [seat.engine.device for seat in seats if seat.engine is not None]
+    free = free_memory()
+    if devices and devices[0].type == "cuda":
+        free = min(free, torch.cuda.mem_get_info(devices[0])[0])
+    return taken + largest <= _SHARE * free
+
+
+def _bytes(seat: Seat) -> int:
+    """Estimate what a run takes while it plays."""
+    if seat.engine is None or seat.ask is None:
+        return 0
+    start = seat.engine.problem.start
+    return _COPIES * seat.state_bytes + _ROWS * len(seat.ask.clients) * start.numel() * start.element_size()

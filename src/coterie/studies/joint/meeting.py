@@ -1,0 +1,260 @@
+"""Where runs that play together meet: each in a thread of its own, of which one at a time goes on.
+
+A run goes on until it asks the engine for something, or ends. When all have, what they ask alike is computed in one
+call, and they go on, one after the other. So whatever a run does is done in an order that does not depend on chance,
+and no two runs are ever at work at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.algorithms.contract import checked_predict
+from coterie.compute.joint import (
+    JointEngine,
+    OutputsAsk,
+    SampleStore,
+    TaskAsk,
+    fit,
+    same_net,
+    signature,
+)
+from coterie.data.shelf import DatasetShelf
+from coterie.errors import Interrupted
+from coterie.simulation.measurement import Measured, Measurement, Targets, measured, targets_end_to_end
+from coterie.simulation.processes import OneProcess
+from coterie.studies.joint.seat import MeasureAsk, Seat
+
+_TARGETS = 16  # sets of runs whose targets are kept end to end
+
+
+class Meeting:
+    """Runs that play together.
+
+    Attributes
+    ----------
+    stopped_by
+        The signal by which the user asked for a stop, ``None`` if there was none.
+    store, datasets, made
+        The samples of all runs, the data sets that they come from, and what was made of objects that they share.
+    """
+
+    joins_models: bool = False
+    """Whether models are applied together on a CPU too, for their evaluation."""
+
+    def __init__(self) -> None:
+        self.stopped_by: int | None = None
+        self.store, self.datasets = SampleStore(), DatasetShelf()
+        self.made: dict[int, tuple[object, Any]] = {}  # by the address of the object, which is held
+        self._seats: list[Seat] = []
+        self._engines: dict[Seat, tuple[JointEngine, int]] = {}
+        self._at_once = self._undoable = False
+        # By the targets themselves, which are held so that another object cannot have the same address.
+        self._targets: dict[tuple[int, ...], tuple[list[Targets], tuple[Tensor, Tensor]]] = {}
+        self._widest: int | None = None  # rows that were computed together before memory ran out
+
+    def seat(self, body: Callable[[OneProcess], None]) -> Seat:
+        """Let a run begin, up to what it first asks for."""
+        found = Seat(self, body)
+        self._seats.append(found)
+        self._go_on(found)
+        return found
+
+    def play(self) -> Iterator[Seat]:
+        """Let all runs go on to their ends; give each one that has ended."""
+        if not self._engines:
+            self._meet()
+        told: set[Seat] = set()
+        while True:
+            for seat in self._seats:
+                if seat.ended and seat not in told:
+                    told.add(seat)
+                    yield seat
+            waiting = [seat for seat in self._seats if seat.ask is not None]
+            if not waiting:
+                return
+            first = min(map(_stage, waiting))
+            turn = [seat for seat in waiting if _stage(seat) == first]
+            self._answer(turn)
+            for seat in turn:
+                self._go_on(seat)
+
+    def _go_on(self, seat: Seat) -> None:
+        seat.go_on()
+        # The user's wish, or that of whoever ends the process, holds for all; any other failure is the run's own.
+        if isinstance(seat.error, Interrupted) or (seat.error is not None and not isinstance(seat.error, Exception)):
+            self.stopped_by = self.stopped_by or signal.SIGINT
+
+    def close(self) -> None:
+        """Have every run that has not ended keep what it has done, and end."""
+        if all(seat.ended for seat in self._seats):
+            return
+        self._at_once = True
+        self.stopped_by = self.stopped_by or signal.SIGINT
+        for _ in self.play():
+            pass
+
+    # ------------------------------------------------------------------------------------------------------- answering
+
+    def _meet(self) -> None:
+        """Find the runs whose engines fit together."""
+        groups: dict[Hashable, list[Seat]] = {}
+        for seat in self._seats:
+            if seat.engine is not None:
+                groups.setdefault(fit(seat.engine), []).append(seat)
+        for seats in groups.values():
+            engines = {seat: seat.engine for seat in seats if seat.engine is not None}
+            first = next(iter(engines.values()))
+            joined = {seat: engine for seat, engine in engines.items() if engine is first or same_net(first, engine)}
+            if len(joined) > 1:
+                engine = JointEngine(list(joined.values()))
+                self._engines |= {seat: (engine, place) for place, seat in enumerate(joined)}
+
+    def _answer(self, seats: Sequence[Seat]) -> None:
+        if self.stopped_by is not None and (self._at_once or _in_round(seats[0])):
+            for seat in seats:
+                seat.refuse(KeyboardInterrupt())
+            return
+        for alike in _grouped(seats, self._engines):
+            try:
+                self._undoable = _in_round(alike[0])  # the only time at which a signal is raised here
+                self._compute(alike)
+                self._undoable = False
+            except KeyboardInterrupt:
+                for seat in alike:
+                    seat.refuse(KeyboardInterrupt())
+
+    def _compute(self, seats: Sequence[Seat]) -> None:
+        """Answer what some runs ask alike, in one call; where that fails, in two, and so on to each run by itself."""
+        rows = sum(map(_rows, seats))
+        if len(seats) > 1 and self._widest is not None and rows > self._widest:
+            self._halved(seats)
+            return
+        began = time.perf_counter()
+        try:
+            found = [_alone(seats[0])] if len(seats) == 1 else self._together(seats)
+        except Exception as error:
+            if len(seats) == 1:
+                seats[0].refuse(error)
+                return
+            if _lacks_memory(error):
+                self._widest = rows // 2
+            self._halved(seats)
+            return
+        seconds = time.perf_counter() - began
+        for seat, answer in zip(seats, found, strict=True):
+            seat.seconds += seconds * _rows(seat) / max(rows, 1)
+            seat.answer(answer)
+
+    def _halved(self, seats: Sequence[Seat]) -> None:
+        half = len(seats) // 2
+        self._compute(seats[:half])
+        self._compute(seats[half:])
+
+    def _together(self, seats: Sequence[Seat]) -> list[Any]:
+        engine, _ = self._engines[seats[0]]
+        asks = [seat.ask for seat in seats]
+        wanted = [ask.wanted for ask in asks if isinstance(ask, MeasureAsk)]
+        if wanted:
+            return list(self._measured(seats, wanted))
+        places = [self._engines[seat][1] for seat in seats]
+        tasks = [replace(ask, run=at) for ask, at in zip(asks, places, strict=True) if isinstance(ask, TaskAsk)]
+        with torch.no_grad():
+            return list(engine.run(tasks))
+
+    def _measured(self, seats: Sequence[Seat], wanted: Sequence[Measurement]) -> list[Measured]:
+        own = [seat.engine for seat in seats if seat.engine is not None]
+        if own[0].device.type == "cpu" and not self.joins_models:
+            # Applied together they would take as long, for a CPU takes one row after another, and would be padded to
+            # other widths, which can decide a last bit.
+            outputs = [one.outputs(engine) for one, engine in zip(wanted, own, strict=True)]
+        else:
+            engine = self._engines[seats[0]][0]
+            asks = [
+                OutputsAsk(self._engines[seat][1], one.rows, one.targets.clients, one.targets.here, one.shared)
+                for seat, one in zip(seats, wanted, strict=True)
+            ]
+            outputs = engine.outputs(checked_predict(wanted[0].algorithm.predict), asks)
+        key = tuple(id(one.targets) for one in wanted)
+        if key not in self._targets:
+            targets = [one.targets for one in wanted]
+            self._targets[key] = targets, targets_end_to_end(targets)
+            while len(self._targets) > _TARGETS:
+                del self._targets[next(iter(self._targets))]
+        return measured(own[0], wanted, outputs, self._targets[key][1])
+
+    # ------------------------------------------------------------------------------------------------------- stopping
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Stop when the user asks for it: at once within a round, else when the records of a round are complete."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self._at_once = self.stopped_by is not None
+            self.stopped_by = number
+            if self._undoable:
+                self._undoable = False
+                raise KeyboardInterrupt
+
+        with contextlib.ExitStack() as restore:
+            # Only the main thread may set handlers; in another one the caller keeps its own.
+            with contextlib.suppress(ValueError):
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    restore.callback(signal.signal, number, signal.signal(number, stop))
+            yield
+
+
+def _in_round(seat: Seat) -> bool:
+    return isinstance(seat.ask, TaskAsk) and seat.ask.call.purpose == "round"
+
+
+def _stage(seat: Seat) -> tuple[bool, int]:
+    """Say what comes first: evaluations before rounds, and the last exchanges of a round before the first.
+
+    So runs wait for each other at the beginning of a round, whatever they asked for in the one before.
+    """
+    if not isinstance(seat.ask, TaskAsk) or seat.ask.call.purpose != "round":
+        return False, 0
+    return True, -seat.ask.call.exchange
+
+
+def _grouped(seats: Sequence[Seat], engines: dict[Seat, tuple[JointEngine, int]]) -> list[list[Seat]]:
+    """Group runs whose asks are alike."""
+    found: dict[Hashable, list[Seat]] = {}
+    for seat in seats:
+        key: Hashable = id(seat)
+        if seat in engines and isinstance(seat.ask, TaskAsk):
+            key = id(engines[seat][0]), signature(seat.ask.task)
+        elif seat in engines and isinstance(seat.ask, MeasureAsk):
+            key = id(engines[seat][0]), seat.ask.wanted.alike
+        found.setdefault(key, []).append(seat)
+    return list(found.values())
+
+
+def _alone(seat: Seat) -> Any:
+    ask, engine = seat.ask, seat.engine
+    assert engine is not None
+    if isinstance(ask, TaskAsk):
+        with torch.no_grad():
+            return engine.run(ask.task, ask.clients, ask.state, ask.message, ask.call)
+    if isinstance(ask, MeasureAsk):
+        return measured(engine, [ask.wanted], [ask.wanted.outputs(engine)])[0]
+    assert ask is not None
+    return engine.predict_all(ask.predict, ask.rows, ask.clients, ask.splits, ask.shared)
+
+
+def _rows(seat: Seat) -> int:
+    return 1 if seat.ask is None else len(seat.ask.clients)
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

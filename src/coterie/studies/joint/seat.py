@@ -1,0 +1,188 @@
+"""A run's place among others: the thread that it plays in, and what it finds there in place of its engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor
+
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.engine import Engine
+from coterie.compute.joint import GuestEngine, PredictAsk, TaskAsk
+from coterie.compute.samples import Samples
+from coterie.data import Dataset
+from coterie.rows import matrix_units
+from coterie.simulation.exchange import Exchange, LocalExchange
+from coterie.simulation.measurement import Measured, Measurement
+from coterie.simulation.processes import OneProcess
+
+if TYPE_CHECKING:
+    from coterie.studies.joint.meeting import Meeting
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class MeasureAsk:
+    """Models of a run that are to be measured."""
+
+    wanted: Measurement
+
+    @property
+    def clients(self) -> Tensor:
+        """The clients on whose samples they are measured."""
+        return self.wanted.targets.clients
+
+
+AnyAsk = TaskAsk | PredictAsk | MeasureAsk
+
+
+class Seat:
+    """One run's place in a meeting.
+
+    Parameters
+    ----------
+    meeting
+        The meeting.
+    body
+        Plays the run to its end.
+
+    Attributes
+    ----------
+    ask
+        What the run waits for, ``None`` before it has begun and after its end.
+    ended
+        Whether it has.
+    error
+        What it ended with, ``None`` if all is well.
+    seconds
+        How long the run itself was at work, with its share of what was computed together.
+    engine
+        The engine that it would have alone.
+    state_bytes
+        Bytes of its clients' states.
+    """
+
+    def __init__(self, meeting: Meeting, body: Callable[[OneProcess], None]) -> None:
+        self.ask: AnyAsk | None = None
+        self.ended = False
+        self.error: BaseException | None = None
+        self.seconds = 0.0
+        self.engine: BatchedEngine | None = None
+        self.state_bytes = 0
+        self._meeting, self._body = meeting, body
+        self._answer: Any = None
+        self._refusal: BaseException | None = None
+        self._go, self._back = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
+        self._since: float | None = None
+        self._thread = threading.Thread(target=self._play, daemon=True)
+
+    # ----------------------------------------------------------------------------------------- called by the meeting
+
+    def go_on(self) -> None:
+        """Let the run go on until it asks for something or ends."""
+        switches = matrix_units.switches()
+        self._since = time.perf_counter()
+        if not self._thread.ident:
+            self._thread.start()
+        self._go.release()
+        self._back.acquire()
+        self.seconds += time.perf_counter() - self._since
+        self._since = None
+        matrix_units.switch_to(switches)
+
+    def answer(self, found: Any) -> None:
+        """Answer what was asked; the run reads it when it goes on."""
+        self.ask, self._answer = None, found
+
+    def refuse(self, error: BaseException) -> None:
+        """Have the ask raise an error."""
+        self.ask, self._refusal = None, error
+
+    # --------------------------------------------------------------------------------------------- called by the run
+
+    def wait_for(self, ask: AnyAsk) -> Any:
+        """Ask for something, and give what it is answered with."""
+        switches = matrix_units.switches()
+        self.ask = ask
+        self._back.release()
+        self._go.acquire()
+        matrix_units.switch_to(switches)
+        answer, refusal, self._answer, self._refusal = self._answer, self._refusal, None, None
+        if refusal is not None:
+            raise refusal
+        return answer
+
+    def clock(self) -> float:
+        """Give the seconds that this run has been at work."""
+        return self.seconds + (0.0 if self._since is None else time.perf_counter() - self._since)
+
+    def _play(self) -> None:
+        self._go.acquire()
+        try:
+            self._body(SeatedProcess(self._meeting, self))
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended = True
+            self.engine = None
+            self._back.release()
+
+
+class SeatedProcess(OneProcess):
+    """The process, as a run sees it that plays together with others."""
+
+    def __init__(self, meeting: Meeting, seat: Seat) -> None:
+        self._meeting, self._seat = meeting, seat
+
+    def load(self, name: str, *, data_dir: Path | None = None, seed: int = 0) -> Dataset:
+        """Load a data set, or give the one that an earlier run loaded."""
+        return self._meeting.datasets.load(name, data_dir=data_dir, seed=seed)
+
+    def once(self, of: object, make: Callable[[], Result]) -> Result:
+        """Make something of an object, or give what an earlier run made of it."""
+        made = self._meeting.made
+        if id(of) not in made:
+            made[id(of)] = of, make()
+        found: Result = made[id(of)][1]
+        return found
+
+    def hold(self, samples: Samples) -> Samples:
+        """Hold samples once that several runs have."""
+        return self._meeting.store.hold(samples)
+
+    def share(self, engine: Engine) -> Engine:
+        """Let the run ask the meeting instead of its own engine."""
+        if not isinstance(engine, BatchedEngine):
+            return engine
+        self._seat.engine = engine
+        return GuestEngine(engine, self._seat.wait_for)
+
+    def connect(self, local: Exchange) -> Exchange:
+        """Look how large the clients' states are."""
+        if isinstance(local, LocalExchange):
+            rows = local.clients.rows.values()
+            self._seat.state_bytes = sum(value.numel() * value.element_size() for value in rows)
+        return local
+
+    def measure(self, engine: Engine, wanted: Measurement) -> Measured:
+        """Have models measured together with those of others."""
+        if not isinstance(engine, GuestEngine):
+            return super().measure(engine, wanted)
+        found: Measured = self._seat.wait_for(MeasureAsk(wanted))
+        return found
+
+    def any(self, flag: bool) -> bool:
+        """Say whether the user has asked for a stop."""
+        return flag or self._meeting.stopped_by is not None
+
+    def clock(self) -> float:
+        """Give the seconds that the run has been at work."""
+        return self._seat.clock()

@@ -1,0 +1,234 @@
+"""What a study shows while it runs: what is done, what is going on, and how long the whole still takes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from coterie.studies.comparison.plan import PlannedRun
+
+LINES = 8
+"""Runs that have a line of their own; more are counted."""
+
+QUIET_SECONDS = 60.0
+"""How long nothing is said where lines are written in place of a display."""
+
+_REFRESHES = 2  # a second: drawing takes milliseconds, which the runs lose
+_NAME_WIDTH = 44
+
+
+@dataclass
+class _Shown:
+    """A run as the display sees it."""
+
+    name: str
+    method: str
+    rounds: int
+    at: int = 0
+    mean: float | None = None
+    begun: float | None = None
+    first: int | None = None  # the round that it began with, later than 1 if it goes on
+    last: float = 0.0  # when its last round ended
+    done: bool = False
+
+    @property
+    def going(self) -> bool:
+        return self.begun is not None and not self.done
+
+    @property
+    def played(self) -> int:
+        """Rounds that it has played here."""
+        return 0 if self.first is None else self.at - self.first + 1
+
+
+class StudyProgress:
+    """How far a study has come: comparisons whose runs play in turn, side by side or together.
+
+    Parameters
+    ----------
+    title
+        What the study is called.
+    clock
+        Gives seconds.
+    say
+        Told lines, where no display is drawn.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.title, self._clock, self._say = title, clock, say
+        self._runs: list[_Shown] = []
+        self._failed = 0
+        self._began = self._said = clock()
+
+    def part(self, name: str, runs: Sequence[PlannedRun]) -> PartProgress:
+        """Expect the runs of one comparison."""
+        shown = {
+            run.name: _Shown(f"{name}/{run.name}" if name else run.name, run.method, run.config.rounds) for run in runs
+        }
+        self._runs += shown.values()
+        return PartProgress(self, shown)
+
+    # ----------------------------------------------------------------------------------------------- told by the parts
+
+    def found_finished(self, run: _Shown) -> None:
+        """Take note of a run that was finished before."""
+        run.done, run.at = True, run.rounds
+
+    def round_ended(self, run: _Shown, round_number: int, mean: float | None) -> None:
+        """Take note of a round, 0 for the beginning of a run."""
+        now = self._clock()
+        if run.begun is None:
+            run.begun = now
+        if round_number > 0 and run.first is None:
+            run.first = round_number
+        run.at, run.last = round_number, now
+        run.mean = run.mean if mean is None else mean
+        if now - self._said >= QUIET_SECONDS:
+            self._say_that(now, "")
+
+    def run_ended(self, run: _Shown, failed: bool) -> None:
+        """Take note of a run's end."""
+        now = self._clock()
+        run.done = True
+        self._failed += failed
+        score = "" if run.mean is None else f" with {run.mean:.4f}"
+        self._say_that(now, f"{run.name} " + ("diverged" if failed else f"ended{score}"))
+
+    def given_up(self, runs: Iterable[_Shown]) -> None:
+        """Take note that runs are not played to their ends."""
+        for run in runs:
+            self._failed += not run.done
+            run.done = True
+
+    # ------------------------------------------------------------------------------------------------------ what is so
+
+    def seconds_left(self) -> float | None:
+        """Estimate how long the whole still takes; ``None`` before a round has ended.
+
+        A round to come is taken to last as long as those of its method have, and as many runs to be under way at a time
+        as there are now.
+        """
+        played: dict[str, tuple[float, int]] = {}
+        for run in self._runs:
+            if run.begun is not None and run.played:
+                seconds, rounds = played.get(run.method, (0.0, 0))
+                played[run.method] = seconds + run.last - run.begun, rounds + run.played
+        if not played:
+            return None
+        overall = sum(seconds for seconds, _ in played.values()) / sum(rounds for _, rounds in played.values())
+        pace = {method: seconds / rounds for method, (seconds, rounds) in played.items()}
+        to_come = {
+            run.name: (run.rounds - run.at) * pace.get(run.method, overall) for run in self._runs if not run.done
+        }
+        going = sum(run.going for run in self._runs)
+        return max(sum(to_come.values()) / max(1, going), max(to_come.values(), default=0.0))
+
+    def summary(self) -> str:
+        """Say in a few words how far it has come."""
+        done = sum(run.done for run in self._runs)
+        words = [f"{done} of {len(self._runs)} runs"]
+        if self._failed:
+            words.append(f"{self._failed} failed")
+        left = self.seconds_left()
+        if left is not None and done < len(self._runs):
+            words.append(f"about {_duration(left)} left")
+        return ", ".join(words)
+
+    def _say_that(self, now: float, what: str) -> None:
+        going = [run for run in self._runs if run.going]
+        if not what and going:
+            others = f" and {len(going) - 1} more" if len(going) > 1 else ""
+            what = f"{going[0].name}{others} at round {going[0].at} of {going[0].rounds}"
+        self._said = now
+        self._say(f"{self.title}: {what}; {self.summary()}")
+
+    # ---------------------------------------------------------------------------------------------------------- drawing
+
+    def __rich__(self) -> Group:
+        head = Table.grid(padding=(0, 1))
+        rounds = sum(run.rounds for run in self._runs)
+        at = sum(run.rounds if run.done else run.at for run in self._runs)
+        elapsed = _duration(self._clock() - self._began)
+        head.add_row(
+            Text(self.title, style="bold"),
+            ProgressBar(max(rounds, 1), at, width=30),
+            Text(f"{elapsed}, {self.summary()}"),
+        )
+        going = [run for run in self._runs if run.going]
+        lines = Table.grid(padding=(0, 1))
+        for run in going[:LINES]:
+            lines.add_row(
+                Text(f"  {_shortened(run.name)}"),
+                ProgressBar(max(run.rounds, 1), run.at, width=20),
+                Text(f"{run.at}/{run.rounds}", style="dim"),
+                Text("" if run.mean is None else f"{run.mean:.4f}"),
+            )
+        more = going[LINES:]
+        parts: list[Table | Text] = [head, lines] if going else [head]
+        if more:
+            least, most = min(run.at for run in more), max(run.at for run in more)
+            where = f"round {least}" if least == most else f"rounds {least} to {most}"
+            parts.append(Text(f"  and {len(more)} more at {where}", style="dim"))
+        return Group(*parts)
+
+
+class PartProgress:
+    """The runs of one comparison within a study's progress."""
+
+    def __init__(self, study: StudyProgress, runs: dict[str, _Shown]) -> None:
+        self._study, self._runs = study, runs
+
+    def found_finished(self, run: PlannedRun) -> None:
+        """Take note of a run that was finished before."""
+        self._study.found_finished(self._runs[run.name])
+
+    def round_ended(self, run: PlannedRun, round_number: int, mean: float | None) -> None:
+        """Take note of a round, 0 for the beginning of a run."""
+        self._study.round_ended(self._runs[run.name], round_number, mean)
+
+    def run_ended(self, run: PlannedRun, failed: bool = False) -> None:
+        """Take note of a run's end."""
+        self._study.run_ended(self._runs[run.name], failed)
+
+    def given_up(self) -> None:
+        """Take note that what is left is not played."""
+        self._study.given_up(self._runs.values())
+
+
+@contextlib.contextmanager
+def study_progress(title: str, show: bool = True) -> Iterator[StudyProgress]:
+    """Show a study's progress on the error stream: a display on a terminal, lines elsewhere."""
+    console = Console(stderr=True)
+    if not show:
+        yield StudyProgress(title)
+    elif console.is_terminal:
+        progress = StudyProgress(title)
+        with Live(progress, console=console, refresh_per_second=_REFRESHES):
+            yield progress
+    else:
+        yield StudyProgress(title, say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"

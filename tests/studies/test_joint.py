@@ -1,0 +1,429 @@
+"""Runs that play together end as each of them does alone."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from coterie import api
+from coterie.algorithms.base import Minibatches, Task
+from coterie.algorithms.local_training import Optimiser, ProximalTraining
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.joint import JointEngine, SampleStore, join_samples, signature
+from coterie.compute.joint.tasks import JointTask
+from coterie.compute.samples import Samples, Split
+from coterie.config import from_mapping
+from coterie.data.partitions import Ragged
+from coterie.data.shelf import DatasetShelf
+from coterie.errors import AlgorithmError, Interrupted
+from coterie.studies.comparison import compare, make_plan
+from coterie.studies.comparison.plan import PlannedRun
+from coterie.studies.comparison.together import joined, run_together
+from coterie.studies.joint import Meeting
+from tests.conformance_table import TABLE
+from tests.small_runs import SMALL, last_state, same
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs each call of a joint engine was for."""
+    found: list[int] = []
+    run = JointEngine.run
+
+    def counting(self: JointEngine, asks: Sequence[Any]) -> Any:
+        found.append(len(asks))
+        return run(self, asks)
+
+    monkeypatch.setattr(JointEngine, "run", counting)
+    return found
+
+
+def planned(algorithm: str, settings: dict[str, Any], seed: int, name: str, **more: Any) -> PlannedRun:
+    values = {**SMALL, "rounds": 2, "threads": 1, "dtype": "float64", "checkpoint_every": None, **more}
+    config = from_mapping({**values, "algorithm": algorithm, "settings": settings, "seed": seed})
+    return PlannedRun(name, algorithm, {}, {}, config)
+
+
+def play_all(runs: Sequence[PlannedRun], folder: Path) -> None:
+    def play(run: PlannedRun, watch: Any, processes: Any = None) -> None:
+        api.play_config(run.config, processes, out=folder / run.name, progress=watch)
+
+    ends = list(run_together(runs, play, lambda run, number, mean: None))
+    assert {run.name for run, _ in ends} == {run.name for run in runs}
+
+
+def play_alone(runs: Sequence[PlannedRun], folder: Path) -> None:
+    for run in runs:
+        api.run_config(run.config, out=folder / run.name, progress=False)
+
+
+def assert_alike(one: Path, two: Path, exactly: bool) -> None:
+    states = [last_state(path) for path in (one, two)]
+    for part in ("server", "clients"):
+        a, b = (getattr(state, part) for state in states)
+        if exactly:
+            assert same(a, b), part
+            continue
+        assert list(a) == list(b)
+        for name in a:
+            torch.testing.assert_close(a[name], b[name], rtol=1e-10, atol=1e-10, msg=f"{part} {name}")
+    frames = [pd.read_parquet(path / "metrics.parquet") for path in (one, two)]
+    pd.testing.assert_frame_equal(*frames, check_exact=exactly, rtol=1e-10, atol=1e-10)
+
+
+def varied(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """The same method with every number that is not a whole one a little smaller, so that it keeps its range."""
+    own = api.from_mapping({"algorithm": name, "settings": settings}).settings
+    return settings | {
+        key: value * 0.9
+        for key, value in own.items()
+        if isinstance(value, float) and value and key not in ("fraction", "threshold")
+    }
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_method_is_what_it_is_alone(name: str, tmp_path: Path, calls: list[int]) -> None:
+    row = TABLE[name]
+    runs = [
+        planned(name, row.settings, 1, "first"),
+        planned(name, row.settings, 2, "second"),
+        planned(name, varied(row.settings, name), 1, "third"),
+        *(planned(name, row.settings | each, 3, f"variant-{k}") for k, each in enumerate(row.variants)),
+    ]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+    if name not in ("lp_proj", "admm_lp_proj"):  # each run projects with a matrix of its own
+        assert max(calls) >= 3
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrod", "splitgp", "local"])
+def test_models_that_are_applied_together_are_what_they_are_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bool, int]] = []
+    outputs = JointEngine.outputs
+
+    def counting(self: JointEngine, predict: Any, asks: Sequence[Any]) -> Any:
+        asked.append((asks[0].shared, len(asks)))
+        return outputs(self, predict, asks)
+
+    monkeypatch.setattr(JointEngine, "outputs", counting)
+    monkeypatch.setattr(Meeting, "joins_models", True)
+    # A client's samples are 6 numbers each: blocks of two runs, and of a global model of some places at a time.
+    monkeypatch.setattr("coterie.compute.joint.prediction._BLOCK_ELEMENTS", 2 * 5 * 7 * 6)
+    runs = [planned(name, SETTINGS, seed, f"seed{seed}", hold_out=0.2, eval_train=True) for seed in (1, 2, 3)]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+    assert {width for _, width in asked} == {3} and any(shared for shared, _ in asked) == (name != "local")
+
+
+def test_with_the_same_chunks_every_bit_is_what_it_is_alone(tmp_path: Path, calls: list[int]) -> None:
+    same_chunks = {"dtype": "float32", "chunk": 1, "rounds": 3}
+    settings = {"lr": 0.1, "local_epochs": 2, "batch_size": 4}
+    runs = [
+        planned("fedavg", settings, 1, "fedavg", **same_chunks),
+        planned("fedacs", settings | {"lr": 0.07}, 2, "fedacs", **same_chunks),
+        planned("local", settings, 1, "local", **same_chunks),
+        planned("fedprox", settings | {"mu": 0.3}, 1, "fedprox", **same_chunks),
+        planned("fedamp", settings | {"prox": 0.7}, 3, "fedamp", **same_chunks),
+        planned("fedavg", settings | {"momentum": 0.5, "weight_decay": 0.01}, 1, "heavy", **same_chunks),
+        planned("fedavg", settings | {"momentum": 0.3, "weight_decay": 0.1}, 1, "light", **same_chunks),
+        planned("ditto", settings | {"lam": 0.2}, 1, "ditto", **same_chunks),
+        planned("ditto", settings | {"lam": 0.5}, 2, "other-ditto", **same_chunks),
+    ]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=True)
+    # Plain training, with a proximal term, with momentum, and Ditto's: what differs is a number for each row.
+    assert sorted(calls) == sorted(3 * [3, 2, 2, 2])
+
+
+SETTINGS = {"lr": 0.1, "local_epochs": 1, "batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"attack": "sign_flip:0.4"},
+        {"attack": "label_poisoning:0.4"},
+        {"privacy": "clip=1.0,noise=0.5"},
+        {"hold_out": 0.2},
+        {"matrix": True},
+        {"local": "head"},
+        {"keep": "disk"},
+        {"data": "digits", "partition": "quality", "clients": 5},
+        {"data": "digits", "partition": "quality:redraw=true", "clients": 5},
+    ],
+    ids=lambda more: "-".join(more),
+)
+def test_whatever_stands_around_the_exchange_is_what_it_is_alone(more: dict[str, Any], tmp_path: Path) -> None:
+    runs = [planned("fedavg", SETTINGS, seed, f"seed{seed}", **more) for seed in (1, 2)]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+
+
+def test_recorded_steps_are_taken_for_all_runs(
+    tmp_path: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchedEngine, "__init__", functools.partialmethod(BatchedEngine.__init__, record=True))
+    settings = SETTINGS | {"momentum": 0.5}
+    runs = [
+        planned("fedavg", settings, 1, "one"),
+        planned("fedavg", settings | {"momentum": 0.3}, 2, "two"),
+        planned("fedacs", settings, 3, "three"),
+    ]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+    assert calls == [3, 3]
+
+
+def test_runs_of_different_federations_play_together(tmp_path: Path, calls: list[int]) -> None:
+    runs = [
+        planned("fedavg", SETTINGS, 1, "all", participation=1.0),
+        planned("fedavg", SETTINGS, 1, "some", participation=0.4, rounds=3),
+        planned("fedacs", SETTINGS, 2, "seldom", eval_every=2),
+        planned("fedpg", {"lr": 0.1}, 1, "other-task"),
+    ]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+    assert calls == [3, 3]  # the third round of one run is its own
+
+
+def test_a_run_that_fails_leaves_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [planned("fedavg", SETTINGS, seed, f"seed{seed}") for seed in (1, 2, 3)]
+    start = ProximalTraining.start
+
+    def failing(self: ProximalTraining, context: Any, state: Any, message: Any) -> Any:
+        if context.seed == 2 and context.round == 2:
+            raise ZeroDivisionError("one of three")
+        return start(self, context, state, message)
+
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(AlgorithmError, match=r"FedAvg, task 'train' failed.*of three"),
+    ):
+        patched.setattr(ProximalTraining, "start", failing)
+        play_all(runs, tmp_path / "joint")
+    assert not (tmp_path / "joint/seed2/summary.json").exists() and last_state(tmp_path / "joint/seed2").round == 1
+    play_alone(runs, tmp_path / "alone")
+    for name in ("seed1", "seed3"):
+        assert_alike(tmp_path / "joint" / name, tmp_path / "alone" / name, exactly=False)
+    api.resume(tmp_path / "joint/seed2", progress=False)
+    assert_alike(tmp_path / "joint/seed2", tmp_path / "alone/seed2", exactly=False)
+
+
+def test_where_memory_runs_out_fewer_are_computed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [planned("fedavg", SETTINGS, seed, f"seed{seed}") for seed in (1, 2, 3, 4)]
+    run, widths = JointEngine.run, list[int]()
+
+    def small(self: JointEngine, asks: Sequence[Any]) -> Any:
+        widths.append(len(asks))
+        if len(asks) > 2:
+            raise torch.OutOfMemoryError("too many")
+        return run(self, asks)
+
+    monkeypatch.setattr(JointEngine, "run", small)
+    play_all(runs, tmp_path / "joint")
+    assert widths == [4, 2, 2, 2, 2]  # it is tried once
+    play_alone(runs, tmp_path / "alone")
+    for one in runs:
+        assert_alike(tmp_path / "joint" / one.name, tmp_path / "alone" / one.name, exactly=False)
+
+
+def test_as_many_play_together_as_there_is_room_for(
+    tmp_path: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Five clients of a model of 6·5 + 5 + 5·3 + 3 = 53 numbers of 8 bytes, of which 3 train.
+    states, rows = 3 * 5 * 53 * 8, 16 * 3 * 53 * 8
+    room = 2 * (states + rows) - 5 * 53 * 8
+    runs = [planned("fedavg", SETTINGS, seed, f"seed{seed}") for seed in (1, 2, 3)]
+    for free, widths in ((room / 0.6 + 1, [2, 2]), (room / 0.6 - 1, [])):
+        calls.clear()
+        monkeypatch.setattr("coterie.studies.comparison.together.free_memory", lambda found=free: found)
+        play_all(runs, tmp_path / f"{len(widths)}")
+        assert calls == widths
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_and_the_same_command_goes_on(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = {**SMALL, "rounds": 4, "threads": 1, "settings": SETTINGS, "checkpoint_every": None}
+    plan = make_plan({"methods": ["fedavg", "fedacs"], "seeds": [1, 2], **shared})
+    compare(plan, tmp_path / "whole", progress=False)
+    run, count = JointEngine.run, 0
+
+    def stopped(self: JointEngine, asks: Sequence[Any]) -> Any:
+        nonlocal count
+        count += 1
+        if count == 3:
+            os.kill(os.getpid(), number)
+        return run(self, asks)
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted, match="0 of 4 runs are finished") as stop:
+        patched.setattr(JointEngine, "run", stopped)
+        compare(plan, tmp_path / "stopped", progress=False)
+    assert stop.value.signal_number == number
+    assert [last_state(tmp_path / "stopped/runs" / one.name).round for one in plan.runs] == [2] * 4
+    compare(plan, tmp_path / "stopped", progress=False)
+    for one in plan.runs:
+        assert_alike(tmp_path / "whole/runs" / one.name, tmp_path / "stopped/runs" / one.name, exactly=True)
+
+
+def test_the_last_bits_do_not_depend_on_who_else_plays(tmp_path: Path) -> None:
+    more = {"dtype": "float32", "rounds": 3, "data": "synthetic:clients=5,samples=40,features=6,classes=3"}
+    runs = [planned("fedavg", SETTINGS, seed, f"seed{seed}", **more) for seed in (1, 2, 3, 4)]
+    play_all(runs, tmp_path / "four")
+    play_all(runs[:2], tmp_path / "two")
+    play_all(runs[2:], tmp_path / "two")
+    for one in runs:
+        assert_alike(tmp_path / "four" / one.name, tmp_path / "two" / one.name, exactly=True)
+
+
+def test_seconds_are_each_runs_own(tmp_path: Path) -> None:
+    runs = [planned("fedavg", SETTINGS, seed, f"seed{seed}") for seed in (1, 2, 3)]
+    began = time.perf_counter()
+    play_all(runs, tmp_path)
+    took = time.perf_counter() - began
+    seconds = [api.load(tmp_path / one.name).summary["seconds"]["total"] for one in runs]
+    assert 0 < sum(seconds) < took
+
+
+# -------------------------------------------------------------------------------------------------------- who may join
+
+
+def test_what_may_play_together() -> None:
+    plain = planned("fedavg", SETTINGS, 1, "plain")
+    others = [
+        planned("fedacs", {"lr": 0.3}, 2, "other method"),
+        planned("fedavg", SETTINGS, 1, "other model", model="linear"),
+        planned("fedavg", SETTINGS, 1, "loop", engine="loop"),
+        planned("fedavg", SETTINGS, 1, "another loop", engine="loop"),
+        planned("fedavg", SETTINGS, 1, "other type", dtype="float32"),
+    ]
+    names = [[run.name for run in group] for group in joined([plain, *others])]
+    assert names == [["plain", "other method"], ["other model"], ["loop"], ["another loop"], ["other type"]]
+
+
+def training(**more: Any) -> ProximalTraining:
+    return ProximalTraining(**({"optimiser": Optimiser(), "data": Minibatches(4)} | more))
+
+
+class Sharper(ProximalTraining):
+    """A task of a user's own, whose step may use what it inherits in any way."""
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (training(), training(optimiser=Optimiser(lr=0.3, lr_decay=0.9)), True),
+        (training(), training(from_own=True, reply=False), True),
+        (training(prox=0.1), training(prox=0.2), True),
+        (training(), training(prox=0.2), False),
+        (training(optimiser=Optimiser(momentum=0.1)), training(optimiser=Optimiser(momentum=0.9)), True),
+        (training(), training(optimiser=Optimiser(momentum=0.9)), False),
+        (training(), training(optimiser=Optimiser(kind="adam")), False),
+        (training(), training(data=Minibatches(5)), False),
+        (training(), training(data=Minibatches(4, epochs=2)), False),
+        (Sharper(Optimiser(), Minibatches(4)), Sharper(Optimiser(), Minibatches(4)), True),
+        (Sharper(Optimiser(), Minibatches(4)), Sharper(Optimiser(), Minibatches(4), reply=False), False),
+        (Sharper(Optimiser(), Minibatches(4), prox=0.1), Sharper(Optimiser(), Minibatches(4), prox=0.2), False),
+        (training(), Sharper(Optimiser(), Minibatches(4)), False),
+    ],
+)
+def test_whose_steps_are_taken_together(one: Task, other: Task, alike: bool) -> None:
+    assert (signature(one) == signature(other)) is alike
+
+
+def test_only_numbers_that_differ_are_given_to_rows() -> None:
+    tasks = [training(prox=prox, optimiser=Optimiser(momentum=0.5)) for prox in (0.1, 0.2)]
+    (column,) = JointTask(tasks).columns([2, 1], torch.device("cpu")).values()
+    assert column.tolist() == [[0.1], [0.1], [0.2]]
+    assert not JointTask([training(), training()]).columns([1, 1], torch.device("cpu"))
+
+
+def test_a_meeting_that_is_left_ends_its_runs(tmp_path: Path) -> None:
+    runs = [planned("fedavg", SETTINGS, seed, f"seed{seed}", rounds=50) for seed in (1, 2)]
+
+    def play(run: PlannedRun, watch: Any, processes: Any = None) -> None:
+        api.play_config(run.config, processes, out=tmp_path / run.name, progress=watch)
+
+    class Left(Exception):
+        pass
+
+    def leave(run: PlannedRun, number: int, mean: float | None) -> None:
+        if number == 3:
+            raise Left
+
+    with pytest.raises(Left):
+        list(run_together(runs, play, leave))
+    assert {last_state(tmp_path / run.name).round for run in runs} <= {50, 3, 2}
+    for run in runs:  # nobody holds its folder
+        assert api.resume(tmp_path / run.name, progress=False).finished
+
+
+# ------------------------------------------------------------------------------------------------------------- the data
+
+
+def test_a_data_set_is_read_once_unless_it_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, int]] = []
+
+    def load(name: str, *, data_dir: Path | None = None, seed: int = 0) -> str:
+        read.append((name, seed))
+        return f"{name} {seed}"
+
+    monkeypatch.setattr("coterie.data.shelf.load", load)
+    shelf = DatasetShelf()
+    found = [shelf.load(name, seed=seed) for name in ("mnist", "synthetic") for seed in (1, 2, 1)]
+    assert read == [("mnist", 1), ("synthetic", 1), ("synthetic", 2)]
+    assert found == ["mnist 1", "mnist 1", "mnist 1", "synthetic 1", "synthetic 2", "synthetic 1"]
+
+
+def samples(x: list[float], y: list[int], split: list[list[int]]) -> Samples:
+    shares = Ragged.of([torch.tensor(each) for each in split])
+    nothing = Ragged.of([torch.tensor([], dtype=torch.int64)] * len(split))
+    splits: dict[Split, Ragged] = {"train": shares, "validation": nothing, "test": nothing}
+    counts = torch.zeros(len(split), 2)
+    one = torch.ones(1)
+    return Samples(torch.tensor(x), torch.tensor(y), one, one, splits, counts, None, torch.float32)
+
+
+def test_equal_samples_are_held_once_and_others_beside_them() -> None:
+    store = SampleStore()
+    runs = [
+        store.hold(samples([1.0, 2.0, 3.0], [0, 1, 0], [[0], [2, 1]])),
+        store.hold(samples([1.0, 2.0, 3.0], [0, 1, 0], [[1, 0], [2]])),
+        store.hold(samples([1.0, 2.0, 3.0], [1, 1, 1], [[0, 1, 2]])),
+    ]
+    assert runs[1].x is runs[0].x and runs[1].y is runs[0].y and runs[2].x is runs[0].x
+    joint = join_samples(runs)
+    assert joint.clients == 5 and len(joint.y) == 6
+    targets = [joint.y[joint.splits["train"][client]].tolist() for client in range(5)]
+    assert targets == [[0], [0, 1], [1, 0], [0], [1, 1, 1]]
+    inputs = [joint.x[joint.splits["train"][client]].tolist() for client in range(5)]
+    assert inputs == [[1.0], [3.0, 2.0], [2.0, 1.0], [3.0], [1.0, 2.0, 3.0]]
