@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from coterie import randomness
 from coterie.algorithms.running_statistics import STATISTICS
@@ -43,7 +42,7 @@ def Images(outputs):
 class Parted(nn.Module):
     def __init__(self, outputs):
         super().__init__()
-        self.body, self.head = Images(8), nn.Linear(8, outputs)
+        self.body, self.head, self.split = Images(8), nn.Linear(8, outputs), 3
 
     def forward(self, x):
         return self.head(self.body(x))
@@ -93,27 +92,34 @@ def test_stopped_and_resumed_ends_the_same(engine: str, more: dict[str, Any], tm
     assert {STATISTICS, f"{STATISTICS} v"} <= kept.keys() and bool((kept[STATISTICS][0] != kept[STATISTICS][1]).any())
 
 
-@pytest.mark.parametrize("more", [{}, {"buffers": "local"}, {"local": "norm"}], ids=str)
-@pytest.mark.parametrize("name", ["fedavg", "apfl"])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("fedavg", {}),
+        ("fedavg", {"buffers": "local"}),
+        ("apfl", {"local": "norm"}),
+        ("splitgp", {"model": "import:coterie_normed:Parted"}),
+    ],
+    ids=str,
+)
 def test_an_exported_model_measures_what_was_recorded(name: str, more: dict[str, Any], tmp_path: Path) -> None:
-    finish(launch.begin(config_of(tmp_path, name, **more), tmp_path / "run"))
-    run, client = Result(tmp_path / "run"), 2
+    run, client = finish(launch.begin(config_of(tmp_path, name, **more), tmp_path / "run")), 2
     population = make_population(from_mapping(run.config))
     mine = population.shares.test[client]
     for kind in ("personal", "global"):
-        found = export(run.path, client, tmp_path / f"{kind}.safetensors", best=kind)
-        spec = importlib.util.spec_from_file_location("loader", found.loader)
+        folder = export(run.path, tmp_path / kind, clients=client, best=kind).folder
+        spec = importlib.util.spec_from_file_location("exported", folder / "predict.py")
         assert spec is not None and spec.loader is not None
-        loader = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(loader)
-        module = loader.load_model()
-        assert type(module[1]) is nn.BatchNorm2d and not module.training
-        with torch.no_grad():
-            outputs = module(loader.prepare(population.dataset.x[mine]))
-        loss = nn.functional.cross_entropy(outputs.double(), population.dataset.y[mine])
-        assert found.about["test"]["loss"] == pytest.approx(float(loss), rel=1e-5)
-        held = load_file(tmp_path / f"{kind}.safetensors")
-        assert held["1.num_batches_tracked"] > 0 and bool((held["5.running_var"] != 1).all())
+        code = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(code)
+        found = code.load(client, folder).probabilities(population.dataset.x[mine])
+        loss = -torch.as_tensor(found).double()[torch.arange(len(mine)), population.dataset.y[mine]].log().mean()
+        recorded = run.metrics.query(f"round == 3 and model == '{kind}' and split == 'test' and metric == 'loss'")
+        assert float(loss) == pytest.approx(recorded.set_index("client")["value"][client], rel=1e-4)
+        (file,) = folder.glob("*.safetensors")
+        held = load_file(file)
+        (counts,) = {int(value) for tensor, value in held.items() if tensor.endswith("num_batches_tracked")}
+        assert counts > 0 and all(bool((held[each] != 1).all()) for each in held if each.endswith("running_var"))
 
 
 def test_batches_of_one_sample_are_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _PROBES = 8
 def predictor(parts: Assembly, rows: Rows) -> tuple[Form, nn.Module] | None:
     """Give the form and the module with these parameters; ``None`` if the method predicts in a way that has none."""
     engine = parts.engine
-    made = _made(engine, rows, getattr(parts.simulation.algorithm, "threshold", 0.0))
+    made = _made(engine, rows, float(parts.simulation.algorithm.settings().get("threshold", 0.0)))
     if made is None:
         return None
     form, module = made
