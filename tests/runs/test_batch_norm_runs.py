@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def _own_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     (tmp_path / "coterie_normed.py").write_text(MODELS)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "coterie_normed", raising=False)  # another test's
     draw = randomness.stream(1, "images")
     clients = np.repeat(np.arange(4), [20, 25, 31, 38])
     x, y = draw.normal(size=(len(clients), 1, 8, 8)).astype("float32"), draw.integers(3, size=len(clients))
