@@ -18,7 +18,7 @@ from coterie import options
 from coterie.algorithms import registry as algorithms
 from coterie.config import ExperimentConfig, from_mapping
 from coterie.data.partitions import scheme
-from coterie.errors import CoterieError
+from coterie.errors import ConfigError, CoterieError
 from coterie.federation import agreement, project
 from coterie.federation.agreement import Agreement, Member, Promise, Schema
 from coterie.federation.node import HELLO
@@ -108,6 +108,36 @@ def takes_or_refuses(what: Callable[[], object], value: object) -> None:
 def test_fields_of_a_run(field: str) -> None:
     for value in (*NUMBERS, *TEXTS, *OTHERS):
         takes_or_refuses(lambda value=value: assemble(from_mapping({**BASE, field: value})), value)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 2026-13-45",
+        "a: " + "1" * 5000,
+        "a: " + "[" * 5000,
+        "? [a]\n: b",
+        "a: !!timestamp x",
+        "a: !!int x",
+        "a: !!binary é",
+        "a: *x",
+        "a: &x [*x]\n? *x\n: b",
+        "a: !!python/object:os.system x",
+        "\0",
+    ],
+    ids=lambda text: repr(text[:12]),
+)
+def test_files_that_are_no_settings(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"x.yaml' is not valid YAML: ") as told:
+        read_yaml(tmp_path / "x.yaml")
+    assert "\n" not in str(told.value)
+
+
+def test_a_name_that_no_file_can_have() -> None:
+    for name in ("a\0b", "x" * 5000):
+        with pytest.raises(ConfigError, match="cannot be read: "):
+            read_yaml(Path(name))
 
 
 def written(kind: str) -> list[dict[str, Any]]:

@@ -32,11 +32,14 @@ def read_yaml(path: Path, kind: str = "file") -> dict[str, Any]:
     """
     where = f"the {kind} {str(path)!r}"
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # a name that no file can have, or what is not text
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{where} cannot be read: {reason}") from error
-    except yaml.YAMLError as error:
+    try:
+        values = yaml.load(text, Loader=_Loader)
+    # The parser's own errors do not cover a date that is none, nor thousands of digits or brackets.
+    except (yaml.YAMLError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         found = "nothing" if values is None else f"a {type(values).__name__}"

@@ -158,7 +158,7 @@ class KeyClaim:
             # Only this authority: not those that the system trusts, of which one may be anybody's.
             context = ssl.create_default_context(cafile=str(self._ca))
         except (OSError, ssl.SSLError) as error:
-            return _ClaimAnswer(ClaimOutcome.REFUSED, f"{self._ca} cannot be read as a certificate: {error}")
+            return _ClaimAnswer(ClaimOutcome.REFUSED, f"{self._ca} cannot be read as a certificate: {error.strerror}")
         body = json.dumps({"holder": self._holder, "release": release})
         try:
             with httpx.Client(verify=context, timeout=30.0) as client:
