@@ -159,6 +159,11 @@ def resume(
     -------
     Result
         The run; one that is finished is given back as it is.
+
+    Raises
+    ------
+    UnknownName
+        If something else is handed over.
     """
     for name in objects:
         if name not in _OBJECTS:

@@ -158,3 +158,13 @@ def test_describe_shows_the_table_and_all_problems(tmp_path: Path) -> None:
     for words in ("category", "boolean", "date", "2 clients, by column 'site'", "60 rows"):
         assert words in fine.stdout
     assert TableSchema.read(tmp_path / "s.yaml") == infer(frame.drop(columns=["site", "ill", "id"]))[0]
+
+
+def test_numbers_in_a_column_of_objects_are_numbers() -> None:
+    frame = pd.DataFrame({"a": pd.Series([1, 2.5, None], dtype=object), "b": pd.Series(["3", "4", "5"], dtype=object)})
+    schema, problems = infer(frame)
+    assert not problems
+    assert {name: (column.kind, column.gaps) for name, column in schema.columns.items()} == {
+        "a": ("number", "mean"),
+        "b": ("number", "none"),
+    }

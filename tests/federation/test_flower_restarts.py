@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
+from coterie.errors import ConfigError
 from coterie.federation import project
 from coterie.federation.flower import certificates, expiry, renewal
 from coterie.federation.flower.control import Control
@@ -34,27 +36,34 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 
 
 def superlink_of(federation: Federation) -> int:
+    """Find the SuperLink that the server has started; 0 while there is none."""
     server = federation.started["server"].pid
     for path in Path("/proc").glob("[0-9]*/stat"):
-        facts = path.read_text(errors="replace").rpartition(")")[2].split()
-        if int(facts[1]) == server and b"flower-superlink" in path.with_name("cmdline").read_bytes():
-            return int(path.parent.name)
-    raise AssertionError("the server has no SuperLink")
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            facts = path.read_text(errors="replace").rpartition(")")[2].split()
+            if int(facts[1]) == server and b"flower-superlink" in path.with_name("cmdline").read_bytes():
+                return int(path.parent.name)
+    return 0
 
 
 def is_online(federation: Federation) -> bool:
     control = Control(federation.folder / "server", project.read_server(federation.folder).superlink_port)
-    return list(control.statuses().values()) == ["online"]
+    with contextlib.suppress(ConfigError):  # the SuperLink is starting
+        return list(control.statuses().values()) == ["online"]
+    return False
 
 
 def test_the_federation_goes_on_after_each_of_them(federation: Federation, tmp_path: Path) -> None:
     folder = federation.folder
-    os.kill(superlink_of(federation), signal.SIGKILL)
+    killed = superlink_of(federation)
+    os.kill(killed, signal.SIGKILL)
     wait_until(lambda: "starting it again" in federation.said("server"), "the server notices")
+    wait_until(lambda: superlink_of(federation) not in (0, killed), "there is another")
     superlink = superlink_of(federation)
     shutil.copytree(folder / "nodes" / "north", tmp_path / "copy")
     copy = federation.start("copy", "federate", "node", "copy")
     options = ("--rounds", "1", "--deadline", str(PATIENCE), "--wait", str(PATIENCE), "--minimum", "1")
+    wait_until(lambda: is_online(federation), "the node is back")
     federation.run("first", "fedavg", *options)
     federation.end("first")
     assert copy.wait(timeout=PATIENCE) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import coterie
 from coterie.cli.app import app
 from coterie.config import from_mapping
 from coterie.errors import ConfigError, DataError, RunFolderError
@@ -332,6 +334,40 @@ def test_categories_that_are_numbers_are_the_same_with_and_without_gaps_beside_t
     assert standalone.one_hot(["true", "FALSE"], [False, False], truths) == [[0.0, 1.0], [1.0, 0.0]]
     wards = ("01", "1", "a")  # texts of which not all are numbers are told apart as they are written
     assert standalone.one_hot(["1", "01"], [False, False], wards) == [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+
+
+class Doubting(torch.nn.Module):
+    """A module of a notebook: nobody finds its source."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.inner, self.drop = torch.nn.Linear(features, 3), torch.nn.Dropout(0.3)
+        self.last = torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.drop(torch.tanh(self.inner(x))))
+
+
+def test_a_module_that_was_an_object_is_taken_home_as_what_it_computes(
+    tmp_path: Path, without_coterie: Callable[..., Any]
+) -> None:
+    table = draw().drop(columns="days")
+    what: dict[str, Any] = {"rounds": 2, "threads": 1, "progress": False, "out": tmp_path / "run"}
+    run = coterie.run("local", data=table, label="ill", client="hospital", model=Doubting(12), **what)
+    found = export(run.path, tmp_path / "model", clients="north")
+    north = table[table["hospital"] == "north"].drop(columns=["ill", "hospital"])
+    scores = predict(found.folder, north)
+    assert 0.1 < scores["probability yes"].mean() < 0.9 and scores["probability yes"].std() > 0.01
+    north.to_csv(tmp_path / "new.csv", index=False)
+    done = without_coterie(str(found.folder / "predict.py"), str(tmp_path / "new.csv"))
+    assert done.returncode == 0, done.stderr
+    alone = pd.read_csv(io.StringIO(done.stdout))
+    np.testing.assert_allclose(alone["probability yes"], scores["probability yes"], rtol=1e-6)
+    answers = run.answers
+    assert answers is not None
+    kept = answers[(answers["client"] == 1) & (answers["model"] == "personal")]["answer"].abs()
+    best = scores[["probability no", "probability yes"]].max(axis=1).to_numpy()
+    assert all(np.abs(best - answer).min() < 1e-5 for answer in kept), "among its rows are those that the run answered"
 
 
 # ----------------------------------------------------------------------------------------------------------------- ONNX

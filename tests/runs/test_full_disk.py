@@ -28,7 +28,7 @@ assert command("run", "fedacs", *some, "--out", out + "/whole")[0] == 0
 for room in map(int, rooms):
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     print(room, "run", *command("run", "fedacs", *some, "--out", f"{out}/{room}"), sep="|")
-    exported = f"{out}/{room}.safetensors"
+    exported = f"{out}/{room}-exported"
     print(room, "export", *command("export", out + "/whole", "--client", "0", "--out", exported), sep="|")
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 """

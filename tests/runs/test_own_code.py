@@ -297,6 +297,8 @@ def test_a_copy_is_loaded_where_the_original_is_loaded_already(project: Path, tm
     assert spec is not None and spec.loader is not None
     code = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(code)
+    paths = list(sys.path)
     network = code.load().network
+    assert sys.path == paths
     assert type(network).__module__ != "exported" and sys.modules["own_things.net"] is before
     assert network(torch.zeros(1, 6)).shape == (1, 3)

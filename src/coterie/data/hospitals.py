@@ -140,5 +140,5 @@ def _stays(name: str, kind: HospitalKind, count: int, seed: int, number: int) ->
     )
     for column, share in _GAPS.items():
         gap = draw.random(count) < share * (_MORE_GAPS if count < _SMALL else 1.0)
-        table[column] = table[column].astype(object).where(~gap, None)
+        table[column] = table[column].where(~gap)
     return table

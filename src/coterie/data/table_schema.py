@@ -136,6 +136,8 @@ def _infer_column(column: pd.Series[Any], name: str) -> ColumnSchema | str:
         return ColumnSchema(kind=kind, gaps=fill if has_gaps else "none")
     texts = there.astype(str)
     numeric = pd.to_numeric(texts, errors="coerce")
+    if numeric.notna().all():  # numbers in a column of objects, as a data frame may have them
+        return ColumnSchema(kind="number", gaps="mean" if has_gaps else "none")
     if numeric.notna().mean() > _MOSTLY:
         row = int(numeric.index[numeric.isna()][0])
         return (

@@ -29,7 +29,10 @@ def describe_inputs(population: Population) -> dict[str, Any]:
         "type": str(dataset.x.dtype).removeprefix("torch."),
         "shape": list(dataset.input_shape),
         "features": list(dataset.features),
-        "columns": {name: dict(column) for name, column in dataset.columns.items()},
+        "columns": {
+            name: {key: column[key] for key in ("kind", "gaps", "indicator", "categories")}
+            for name, column in dataset.columns.items()
+        },
         "scaling": _scaling(dataset),
         "own_scaling": [_scaling(own) for own in population.own],
     }

@@ -144,7 +144,6 @@ class JointEngine:
     """
 
     def __init__(self, engines: Sequence[BatchedEngine]) -> None:
-        self._engines = tuple(engines)
         self._all = _FederatedRuns(engines, join_samples([engine.samples for engine in engines]))
         self._firsts = [int(first) for first in self._all.firsts[:-1]]
         self._tasks: BoundedCache[tuple[Identity, ...], JointTask] = BoundedCache(_TASKS)

@@ -33,7 +33,7 @@ from coterie.evaluation.selection import hybrid_validation
 from coterie.models.hugging_face_network import HuggingFaceModel
 from coterie.results import Result
 from coterie.results.export import onnx_graph
-from coterie.results.export.network_code import CODE, Form, network_source
+from coterie.results.export.network_code import CODE, GRAPH, Form, network_source, write_graph
 from coterie.results.export.predictors import predictor
 from coterie.results.export.restored import MadeModel, RestoredRun
 from coterie.runs.storage import read_code
@@ -294,6 +294,10 @@ def _write_code(draft: Path, restored: RestoredRun, module: nn.Module, form: For
     if "model" in copies.settings:
         copies = copies.only("model")
         write_code(draft / CODE, copies)
+    if restored.config.model.startswith(OBJECT):
+        kind = torch.int64 if inputs["type"] == "int64" else getattr(torch, restored.config.dtype)
+        # Two samples and not one: an axis of length one would be taken for one that never changes.
+        write_graph(module, torch.zeros(2, *inputs["shape"], dtype=kind), draft / GRAPH)
     title = f"{result.config['model']}, of the run {result.path.absolute().name}"
     plain = restored.parts.engine.problem.module
     shape = tuple(inputs["shape"])

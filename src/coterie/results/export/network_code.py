@@ -7,23 +7,28 @@ into the folder ``code`` beside it. What a method adds to the network stands aro
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from coterie.errors import ConfigError
 from coterie.models import hugging_face_network, residual
 from coterie.models.dropout import StreamDropout
 from coterie.models.hugging_face_network import HuggingFaceModel
 from coterie.models.network import Network
 from coterie.models.registry import import_call
 from coterie.results.export.standalone.forms import TwoHeads
-from coterie.user_code import IMPORT, Copies
+from coterie.user_code import IMPORT, OBJECT, Copies
 
-CODE = "code"
+CODE, GRAPH = "code", "network.pt2"
 _BLOCKS = (residual.ScaledStandardisedConv2d, residual.NormaliserFreeBlock, residual.GroupNormBlock)
 
 _NETWORK = '''class Network(nn.Module):
@@ -42,6 +47,13 @@ _NETWORK = '''class Network(nn.Module):
         return self.head(self.body(x))
 '''
 
+_GRAPH = '''def make() -> nn.Module:
+    """Load what it computes, as PyTorch wrote it down: the module was an object, whose source nobody knows."""
+    found = torch.export.load(Path(__file__).resolve().with_name({file!r})).module()
+    found.eval = lambda: found  # it is what evaluation computes, and cannot be changed into anything else
+    return found
+'''
+
 _MAKE = '''def make() -> nn.Module:
     """Build it, with parameters that are still to be loaded."""
     return {call}
@@ -50,16 +62,24 @@ _MAKE = '''def make() -> nn.Module:
 _OWN = '''CODE = Path(__file__).resolve().with_name({code!r})
 
 
+def ours() -> list[str]:
+    """Name the loaded modules that are called like the copied ones."""
+    return [name for name in sys.modules if name.split(".")[0] in {names!r}]
+
+
 def own() -> Any:
-    """Import what makes the network from the copy of its source, also where modules of the same names are loaded."""
-    others = {{name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] in {names!r}}}
+    """Import what makes the network from the copy of its source, whatever else is loaded under these names."""
+    others = {{name: sys.modules.pop(name) for name in ours()}}
     sys.path.insert(0, str(CODE))
     try:
         return importlib.import_module({module!r}).{target}
     finally:
-        sys.modules.update(others)
-        sys.path.remove(str(CODE))
-        sys.path.append(str(CODE))  # for what the copy imports only when it is called
+        main = getattr(sys.modules["__main__"], "__file__", None)
+        if main is None or Path(main).resolve().parent != CODE.parent:  # else the copies are the only ones here
+            sys.path.remove(str(CODE))
+            for name in ours():
+                del sys.modules[name]
+            sys.modules.update(others)
 '''
 
 
@@ -91,6 +111,9 @@ def network_source(
     if isinstance(module, HuggingFaceModel) and form.maker is None:
         loading = inspect.getsource(hugging_face_network)
         return loading + "\n\n" + _MAKE.format(call=f"load_network({', '.join(_written(module.made_with))})")
+    if model.startswith(OBJECT):
+        imports = {"from pathlib import Path", "import torch", "from torch import nn"}
+        return _file(title, imports, [_GRAPH.format(file=GRAPH)])
     imports = {"from torch import Tensor, nn"}
     if form.maker is not None:
         imports |= {"from typing import Any", "import copy" if form.maker is TwoHeads else "import torch"}
@@ -115,6 +138,10 @@ def network_source(
         pieces.append(_NETWORK.format(body=f"{body},", head=_layer(module.head), split=module.split))
         call = "Network()"
     pieces.append(_MAKE.format(call=form.call(call)))
+    return _file(title, imports, pieces)
+
+
+def _file(title: str, imports: set[str], pieces: Sequence[str]) -> str:
     head = f'"""The network of {title}."""\n\nfrom __future__ import annotations\n\n'
     return head + "\n\n\n".join([_sorted(imports), *(piece.strip("\n") for piece in pieces)]) + "\n"
 
@@ -147,3 +174,28 @@ def _constants() -> str:
 
 def _written(arguments: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value!r}" for name, value in arguments.items()]
+
+
+def without_streams(module: nn.Module) -> nn.Module:
+    """Copy a module for the host, without dropout, which does nothing in evaluation, by arithmetic of our own."""
+    plain = copy.deepcopy(module).cpu().eval()
+    for parent in list(plain.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, StreamDropout):
+                setattr(parent, name, nn.Identity())
+    return plain
+
+
+def write_graph(module: nn.Module, example: Tensor, path: Path) -> None:
+    """Write down what a module computes for any number of samples like some."""
+    plain = without_streams(module)
+    try:
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            program = torch.export.export(plain, (example,), dynamic_shapes=({0: torch.export.Dim("samples")},))
+            torch.export.save(program, path)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"the model was an object, whose source nobody knows, and PyTorch cannot write down what it computes "
+            f"({reason}): give the model as import:module:Class"
+        ) from error

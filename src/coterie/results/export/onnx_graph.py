@@ -6,7 +6,6 @@ makes numbers of columns, ONNX's own operators for texts among them, is put in f
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import logging
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError
-from coterie.models.dropout import StreamDropout
+from coterie.results.export.network_code import without_streams
 from coterie.runs.storage.atomic_files import replacing
 
 _ML = "ai.onnx.ml"
@@ -84,7 +83,7 @@ def write(
     import onnx
 
     scaling = entry.get("scaling") or inputs["scaling"]
-    plain = FromNumbers(_without_streams(module), inputs, scaling, getattr(torch, config.dtype)).eval()
+    plain = FromNumbers(without_streams(module), inputs, scaling, getattr(torch, config.dtype)).eval()
     proto = _network(plain, inputs, config.model)
     if inputs["columns"]:
         proto = _with_columns(proto, inputs["columns"])
@@ -93,15 +92,6 @@ def write(
     onnx.checker.check_model(proto)
     with replacing(path) as draft:
         onnx.save_model(proto, str(draft))
-
-
-def _without_streams(module: nn.Module) -> nn.Module:
-    plain = copy.deepcopy(module).cpu().eval()
-    for parent in list(plain.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, StreamDropout):  # which does nothing in evaluation, by arithmetic that ONNX has not
-                setattr(parent, name, nn.Identity())
-    return plain
 
 
 def _network(plain: FromNumbers, inputs: Mapping[str, Any], model: str) -> Any:
