@@ -156,7 +156,7 @@ class LayerPass:
         if isinstance(child, RowBatchNorm):
             return self._normalised(child, own, args[0])
         weights = {short: self.named[full] for short, full in own.items() if full in self.named}
-        if not weights and not any(True for _ in norms_of(child)):
+        if not weights and not (self.running and any(True for _ in norms_of(child))):
             return fusion.finished(then, child(*args, **kwargs))
         # Frozen parameters are in no row: a layer with some of them has no stacked form.
         out = self._stacked(child, weights, args, kwargs, then) if len(weights) == len(own) else None
