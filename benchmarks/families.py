@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from measuring import CLOCKS, interleaved
 from torch import Tensor, nn
 
-from coterie import randomness
+from coterie import models, randomness
 from coterie.algorithms.base import Task
 from coterie.algorithms.local_training import Minibatches, Optimiser, ProximalTraining
 from coterie.algorithms.running_statistics import STATISTICS, MeasuredTask
@@ -106,6 +106,8 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "LSTM": (lambda: Recurrent(nn.LSTM), True),
     "GRU": (lambda: Recurrent(nn.GRU), True),
     "transformer": (Transformer, True),
+    "MLP": (lambda: models.build("mlp", (3, 32, 32), OUTPUTS), False),
+    "CNN": (lambda: models.build("cnn_cifar_flame", (3, 32, 32), OUTPUTS), False),
     "ResNet-18": (resnet18, False),
 }
 """How each is made, and whether its samples are words rather than images."""
@@ -176,7 +178,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--clock", default="wall", choices=sorted(CLOCKS), help="processor: of one thread on a CPU")
     parser.add_argument("--precision", default="float32", choices=["float32", "tf32"])
-    parser.add_argument("--only", nargs="+", default=list(FAMILIES)[:3], choices=list(FAMILIES))
+    parser.add_argument("--only", nargs="+", default=list(FAMILIES)[:-1], choices=list(FAMILIES))
     parser.add_argument("--ways", nargs="+", default=["plain", "loop", "vmap", "stacked"])
     args = parser.parse_args()
     keep_freed_memory()
