@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test check docs clean federation
+.PHONY: help demo quick test check docs clean federation soak fuzz
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,20 @@ docs: $(READY) ## build the documentation into site/
 federation: $(READY) ## run the tests of federations between processes, a few minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m processes tests/federation
 
+# How many of each; `make soak SCHEDULES=20` plays fewer.
+SCHEDULES ?= 200
+FLOWER_SCHEDULES ?= 10
+MESSAGES ?= 100000
+CONFIGURATIONS ?= 10000
+
+soak: $(READY) ## play schedules of kills, cuts, full disks and garbage in federations, half an hour or more
+	OMP_NUM_THREADS=1 COTERIE_SOAK=$(SCHEDULES) $(BIN)/python -m pytest --numprocesses $(WORKERS) tests/federation/test_soak.py
+	OMP_NUM_THREADS=1 COTERIE_SOAK_FLOWER=$(FLOWER_SCHEDULES) $(BIN)/python -m pytest -m processes tests/federation/test_soak_flower.py
+
+fuzz: $(READY) ## send mutated messages and read mutated configurations, ten minutes
+	OMP_NUM_THREADS=1 COTERIE_FUZZ_MESSAGES=$(MESSAGES) COTERIE_FUZZ_CONFIGURATIONS=$(CONFIGURATIONS) \
+		$(BIN)/python -m pytest tests/federation/test_fuzz.py
+
 clean: ## remove caches and what the demo and the builds left; keeps .venv and runs/
 	rm -rf dist site demo-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -52,5 +66,5 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "setting up .venv ..."
 	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation --editable '.[dev,federation,kernels,privacy]'
+	@$(PIP) --no-build-isolation --editable '.[dev,federation,hf,kernels,privacy]'
 	@touch $@

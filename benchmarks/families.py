@@ -111,11 +111,12 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 """How each is made, and whether its samples are words rather than images."""
 
 
-def make_samples(clients: int, per_client: int, device: str, words: bool) -> Samples:
+def make_samples(clients: int, per_client: int, device: str, words: int | None = WORDS, times: int = TIMES) -> Samples:
+    """Draw texts of so many numbers of words below ``words``, or images where it is none."""
     draw = randomness.stream(1, "benchmark")
     count = clients * per_client
-    if words:
-        x = torch.from_numpy(draw.integers(WORDS, size=(count, TIMES))).to(device)
+    if words is not None:
+        x = torch.from_numpy(draw.integers(words, size=(count, times))).to(device)
     else:
         x = torch.from_numpy(draw.standard_normal((count, 3, 32, 32), dtype="float32")).to(device)
     y = torch.from_numpy(draw.integers(OUTPUTS, size=count)).to(device)
@@ -187,7 +188,7 @@ def main() -> None:
     print(f"{'model':<14}" + "".join(f"{way + ' ms':>12}" for way in args.ways) + f"{args.ways[0] + ' / last':>16}")
     for name in args.only:
         make, words = FAMILIES[name]
-        samples = make_samples(args.clients, args.batch * args.steps, args.device, words)
+        samples = make_samples(args.clients, args.batch * args.steps, args.device, WORDS if words else None)
         with randomness.torch_stream(1, "benchmark model"):
             module = make()
         rounds: dict[str, Callable[[], None]] = {}

@@ -1,6 +1,8 @@
 """Seconds and processor time of an exchange between real processes: a server, nodes and a run, all on this machine.
 
-    python benchmarks/federation.py [--nodes 3 15 30] [--rounds 8] [--json benchmarks/results/federation_cpu.json]
+    python benchmarks/federation.py [--nodes 3 15 30] [--rounds 8] [--before SRC] [--json FILE]
+
+With ``--before``, the folder ``src`` of another version of Coterie, both are measured in turn.
 
 FedAvg on the embedded digits: one exchange a round, the evaluation of the round before with it. What is timed are
 rounds from the third on; the first two put the run together. Processor time is that of all processes of a party, which
@@ -10,11 +12,14 @@ other work on the machine does not make longer; ``idle`` is what they use in a s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +28,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import measuring
 
-from coterie.federation import project
 from coterie.federation.flower import processes
 from coterie.federation.flower.control import Control
 
 PATIENCE = 900.0
+PROGRAMS = {
+    "flower-superlink": "SuperLink",
+    "flwr-serverapp": "run",
+    "supernode": "SuperNode",
+    "federate\0server": "gate",
+    "federate\0node": "node",
+}
 IDLE = 10.0
 
 
@@ -39,9 +50,13 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.5)
 
 
-def start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-    env = processes.environment(folder / "flower")
-    return processes.start([sys.executable, "-m", "coterie", "federate", *arguments], env, folder / f"{name}.log")
+def environment(folder: Path, source: Path) -> dict[str, str]:
+    return {**processes.environment(folder / "flower"), "PYTHONPATH": str(source)}
+
+
+def start(folder: Path, source: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "coterie", "federate", *arguments]
+    return processes.start(command, environment(folder, source), folder / f"{name}.log")
 
 
 def free_pair() -> int:
@@ -57,31 +72,59 @@ def free_pair() -> int:
             continue
 
 
-def measure(nodes: int, rounds: int, home: Path) -> dict[str, Any]:
+def peaks(root: int) -> dict[str, float]:
+    """Give the largest memory that each process under a process had so far, in MB, by what it is."""
+    found: dict[str, float] = {}
+    for pid in measuring.family(root):
+        with contextlib.suppress(OSError, IndexError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            status = Path(f"/proc/{pid}/status").read_text()
+            kind = next((name for mark, name in PROGRAMS.items() if mark in words), "other")
+            held = float(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
+            found[kind] = max(found.get(kind, 0.0), round(held))
+    return found
+
+
+def measure(nodes: int, rounds: int, home: Path, source: Path, model: str, settings: list[str]) -> dict[str, Any]:
     folder = home / f"federation-{nodes}"
     port = free_pair()
     names = [f"silo-{number}" for number in range(nodes)]
-    project.init(folder, names, port=port)
-    started = {"server": start(home, "server", "server", str(folder))}
+    init = ["init", str(folder), "--nodes", str(nodes), "--port", str(port)]
+    subprocess.run(
+        [sys.executable, "-m", "coterie", "federate", *init],
+        env=environment(home, source),
+        check=True,
+        capture_output=True,
+    )
+    for file in folder.rglob("federation.yaml"):
+        file.write_text(file.read_text().replace("\nmodel: mlp\n", f"\nmodel: {model}\n"))
+    started = {"server": start(home, source, "server", "server", str(folder))}
     try:
         control = Control(folder / "server", port + 1)
         wait_until(lambda: "ready" in (home / "server.log").read_text(errors="replace"), "the server is ready")
         for name in names:
-            started[name] = start(home, name, "node", str(folder / "nodes" / name))
+            started[name] = start(home, source, name, "node", str(folder / "nodes" / name))
         wait_until(lambda: list(control.statuses().values()).count("online") == nodes, "all nodes are there")
         spent = _spent(started, names)
         time.sleep(IDLE)
         idle = {party: (after - spent[party]) / IDLE for party, after in _spent(started, names).items()}
         run = ["run", str(folder), "fedavg", "--rounds", str(rounds), "--minimum", str(nodes), "--eval-every", "1"]
+        run += [word for each in settings for word in ("--set", each)]
         before, began = _spent(started, names), time.monotonic()
-        # Like a node it is a process of ours; what it costs is counted with the server, for it only looks on.
+        held: dict[str, float] = {}
+        over = threading.Event()
+        look = threading.Thread(target=_watch, args=(started, held, over))
+        look.start()
+        # What this costs is not counted: it only looks on.
         code = subprocess.run(
             [sys.executable, "-m", "coterie", "federate", *run, "--wait", "300", "--out", str(folder / "run")],
-            env=processes.environment(home / "flower"),
+            env=environment(home, source),
             check=False,
             capture_output=True,
             text=True,
         )
+        over.set()
+        look.join()
         whole = time.monotonic() - began
         if code.returncode:
             raise RuntimeError(code.stderr)
@@ -105,8 +148,17 @@ def measure(nodes: int, rounds: int, home: Path) -> dict[str, Any]:
         # Of a process that ended in between (the run's own) nothing is left to read.
         "processor seconds a round": {party: round((after[party] - before[party]) / rounds, 3) for party in after},
         "processor seconds an idle second": {party: round(value, 3) for party, value in idle.items()},
+        "largest memory of a process (MB)": dict(sorted(held.items())),
         "superlink.db bytes": database,
+        "load of the machine": round(os.getloadavg()[0], 1),
     }
+
+
+def _watch(started: dict[str, subprocess.Popen[bytes]], held: dict[str, float], over: threading.Event) -> None:
+    while not over.wait(1.0):
+        for process in started.values():
+            for kind, value in peaks(process.pid).items():
+                held[kind] = max(held.get(kind, 0.0), value)
 
 
 def _spent(started: dict[str, subprocess.Popen[bytes]], names: list[str]) -> dict[str, float]:
@@ -119,14 +171,26 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[3])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--model", default="mlp")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="the method's parameters")
     options = parser.parse_args(given)
+    versions = {"this": Path(__file__).resolve().parents[1] / "src"}
+    versions |= {"before": options.before.resolve()} if options.before else {}
     rows = []
     for nodes in options.nodes:
-        with tempfile.TemporaryDirectory() as home:
-            rows.append(measure(nodes, options.rounds, Path(home)))
-        print(json.dumps(rows[-1], indent=1), flush=True)
-    if options.json:
-        measuring.write(options.json, rows, "cpu")
+        for version, source in versions.items():
+            with tempfile.TemporaryDirectory() as home:
+                rows.append(
+                    {
+                        "version": version,
+                        "model": options.model,
+                        **measure(nodes, options.rounds, Path(home), source, options.model, options.set),
+                    }
+                )
+            print(json.dumps(rows[-1]), flush=True)
+            facts = {"command": "benchmarks/federation.py", **measuring.facts(flwr=None)}
+            measuring.write(options.json, {**facts, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -56,8 +56,13 @@ def train(folder: Path, out: Path, settings: list[str]) -> None:
     child = os.posix_spawn(sys.executable, [sys.executable, "-m", "coterie", *words, *settings], os.environ)
     _, status, usage = os.wait4(child, 0)
     peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    seconds = round(time.perf_counter() - began, 1)
-    print(json.dumps({"code": os.waitstatus_to_exitcode(status), "seconds": seconds, "peak_gb": round(peak / 1e9, 3)}))
+    found = {
+        "code": os.waitstatus_to_exitcode(status),
+        "seconds": round(time.perf_counter() - began, 1),
+        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "peak_gb": round(peak / 1e9, 3),
+    }
+    print(json.dumps(found))
 
 
 def main() -> None:

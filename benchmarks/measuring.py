@@ -41,8 +41,8 @@ def seconds_of(
     return clock() - began
 
 
-def tree_seconds(root: int) -> float:
-    """Give the processor time of a process and all that it has started and that still runs, in steps of a hundredth."""
+def family(root: int) -> dict[int, float]:
+    """Give a process and all that it has started and that still runs, with the processor time of each."""
     parents: dict[int, int] = {}
     spent: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -51,13 +51,18 @@ def tree_seconds(root: int) -> float:
             fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             parents[int(folder.name)] = int(fields[1])
             spent[int(folder.name)] = int(fields[11]) + int(fields[12])
-    family, waiting = {root}, [root]
+    found, waiting = {root}, [root]
     while waiting:
         parent = waiting.pop()
-        children = [child for child, above in parents.items() if above == parent and child not in family]
-        family.update(children)
+        children = [child for child, above in parents.items() if above == parent and child not in found]
+        found.update(children)
         waiting.extend(children)
-    return sum(spent.get(member, 0) for member in family) / os.sysconf("SC_CLK_TCK")
+    return {member: spent.get(member, 0) / os.sysconf("SC_CLK_TCK") for member in found}
+
+
+def tree_seconds(root: int) -> float:
+    """Give the processor time of a process and all that it has started and that still runs, in steps of a hundredth."""
+    return sum(family(root).values())
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:

@@ -136,13 +136,15 @@ def source_for(device: str, data_dir: Path | None, folder: Path, images: int) ->
     return drawn(folder / "images.npz", images), "drawn images of Fashion-MNIST's size"
 
 
-def studies(study: Study, ways: Sequence[str], repeats: int, source: str, device: str, folder: Path) -> dict[str, Any]:
+def studies(
+    study: Study, ways: Sequence[str], states: Sequence[str], repeats: int, source: str, device: str, folder: Path
+) -> dict[str, Any]:
     """Take each way cold and warm, in turn; make sure that all end with the same table but for rounding."""
     (folder / "plan.yaml").write_text(yaml.safe_dump(study.plan(source, device)), encoding="utf-8")
-    spent: dict[str, dict[str, list[Spent]]] = {way: {"cold": [], "warm": []} for way in ways}
+    spent: dict[str, dict[str, list[Spent]]] = {way: {state: [] for state in states} for way in ways}
     scores: dict[str, dict[str, float]] = {}
     for repeat in range(repeats):
-        for state in ("cold", "warm"):
+        for state in states:
             for way in ways:
                 caches = {name: str(folder / f"{way}-{repeat}-{name}".replace(" ", "-")) for name in CACHES}
                 out = folder / f"{way}-{repeat}-{state}".replace(" ", "-")
@@ -205,12 +207,12 @@ def _ratios(spent: dict[str, dict[str, list[Spent]]], clock: str) -> dict[str, d
     }
 
 
-def one_run(study: Study, repeats: int, source: str, device: str, folder: Path) -> dict[str, Any]:
-    """Run one experiment by the command line, warm; say which part of its time is not rounds."""
+def one_run(study: Study, cold: bool, repeats: int, source: str, device: str, folder: Path) -> dict[str, Any]:
+    """Run one experiment by the command line, warm after a cold one; say which part of its time is not rounds."""
     (folder / "run.yaml").write_text(yaml.safe_dump(study.run(source, device)), encoding="utf-8")
     caches = {name: str(folder / f"run-{name}") for name in CACHES}
     whole, rounds, first = [], [], []
-    for repeat in range(repeats + 1):
+    for repeat in range(0 if cold else 1, repeats + 1):
         taken = commanded(["run", "run.yaml", "--out", f"run-{repeat}", "--quiet"], caches, folder)
         timings = Result(folder / f"run-{repeat}").timings
         if repeat:  # the first one is cold
@@ -233,11 +235,29 @@ def one_run(study: Study, repeats: int, source: str, device: str, folder: Path) 
     return found
 
 
+def table(result: dict[str, Any]) -> list[str]:
+    """Give the rows of the page's table: seconds of each way, processor time, and how many times as fast it is."""
+    (row,) = result["rows"]
+    lines = []
+    for state in next(iter(row["seconds"].values())):
+        cells = [f"{row['data']}, {state}"]
+        for way in [way for way in WAYS if way in row["seconds"]]:
+            wall, processor = (row[clock][way][state]["median"] for clock in ("seconds", "processor_seconds"))
+            text = f"{wall:,.1f} s ({processor:,.1f})"
+            if way in row["times_as_fast"]:
+                text += f", {row['times_as_fast'][way][state]['median']:.1f} times as fast"
+                text += f" ({row['times_as_little_processor'][way][state]['median']:.1f})"
+            cells.append(text)
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--states", nargs="+", choices=["cold", "warm"], default=["cold", "warm"])
     parser.add_argument("--rounds", type=int, default=None, help="fewer or more than the study's own")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data-dir", type=Path, default=None, help="where Fashion-MNIST lies")
@@ -253,13 +273,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.data_dir is not None:
         os.environ["COTERIE_DATA"] = str(args.data_dir.absolute())
     facts = measuring.facts(args.device)
-    others = measuring.Others()
-    with tempfile.TemporaryDirectory() as place, others:
+    with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         source, called = source_for(args.device, args.data_dir, folder, images)
         ways = [way for way in args.ways if args.device == "cpu" or way != "side by side"]
-        row = {"data": called, **studies(study, ways, args.repeats, source, args.device, folder)}
-        row["one_run"] = one_run(study, args.repeats, source, args.device, folder)
+        row = {"data": called, **studies(study, ways, args.states, args.repeats, source, args.device, folder)}
+        row["one_run"] = one_run(study, "cold" in args.states, args.repeats, source, args.device, folder)
     for way, states in row["times_as_fast"].items():
         said = ", ".join(
             f"{states[state]['median']:.2f} times as fast {state}"

@@ -21,6 +21,7 @@ from coterie.data.partitions.registry import SCHEMES
 from coterie.data.registry import SOURCES
 from coterie.errors import ConfigError, UnknownName
 from coterie.models import buffer_policy
+from coterie.models.hugging_face_spec import spec_of
 from coterie.models.registry import check_name as check_model
 from coterie.simulation.attack_registry import ATTACKS
 from coterie.tasks import BALANCED, read_weights, written_weights
@@ -259,6 +260,7 @@ def from_mapping(values: Mapping[str, Any]) -> ExperimentConfig:
     given = {name for name in ("partition", "clients") if values.get(name) is not None}
     places = {
         "data": _with_absolute_paths(config.data),
+        "model": config.model if (spec := spec_of(config.model)) is None else spec.with_absolute_folder().text(),
         **clients_of_the_data(config.data, config.partition, given),
         "privacy": None if config.privacy is None else _written_privacy(config.privacy),
         "scratch": None if config.scratch is None else str(Path(config.scratch).expanduser().absolute()),

@@ -15,6 +15,7 @@ from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet
 from coterie.compute.nets.stacked import StackedNet
 from coterie.models.batch_norm import RunningStatistics, statistics_state
 from coterie.models.problem import Problem
+from tests.support import DEVICE
 
 ROWS, SAMPLES = 3, 6
 REAL = (6, 4, 5)  # how many samples of each row count; the others are padding
@@ -92,7 +93,7 @@ CASES = [pytest.param(*each, id=name) for name, each in MODULES.items()]
 
 
 def drawn(*shape: int, number: int = 0) -> Tensor:
-    return torch.from_numpy(randomness.stream(1, "batch norm", number).normal(size=shape))
+    return torch.from_numpy(randomness.stream(1, "batch norm", number).normal(size=shape)).to(DEVICE)
 
 
 def nets_of(problem: Problem) -> list[RowNet]:
@@ -103,7 +104,7 @@ def nets_of(problem: Problem) -> list[RowNet]:
 
 
 def weights() -> Tensor:
-    counted = torch.arange(SAMPLES) < torch.tensor(REAL).unsqueeze(1)
+    counted = torch.arange(SAMPLES, device=DEVICE) < torch.tensor(REAL, device=DEVICE).unsqueeze(1)
     return counted.double() / counted.sum(1, keepdim=True)
 
 
@@ -117,7 +118,7 @@ def begun(problem: Problem) -> Tensor:
 
 
 def plain_row(module: nn.Module, problem: Problem, row: Tensor, running: Tensor) -> nn.Module:
-    plain = copy.deepcopy(module).double()
+    plain = copy.deepcopy(module).double().to(DEVICE)
     state = problem.layout.state_dict(row) | statistics_state(problem.statistics, running)
     plain.load_state_dict(state)
     return plain
@@ -125,7 +126,7 @@ def plain_row(module: nn.Module, problem: Problem, row: Tensor, running: Tensor)
 
 @pytest.mark.parametrize(("module", "shape"), CASES)
 def test_each_row_trains_as_pytorchs_own(module: nn.Module, shape: tuple[int, ...]) -> None:
-    problem = Problem.of(copy.deepcopy(module), "regression", dtype=torch.float64)
+    problem = Problem.of(copy.deepcopy(module), "regression", dtype=torch.float64, device=DEVICE)
     params, x = 0.5 + drawn(ROWS, problem.layout.size), drawn(ROWS, SAMPLES, *shape, number=1)
     running, weight = begun(problem), weights()
     for net in nets_of(problem):
@@ -153,7 +154,7 @@ def test_each_row_trains_as_pytorchs_own(module: nn.Module, shape: tuple[int, ..
 
 @pytest.mark.parametrize(("module", "shape"), CASES)
 def test_each_row_evaluates_as_pytorchs_own(module: nn.Module, shape: tuple[int, ...]) -> None:
-    problem = Problem.of(copy.deepcopy(module), "regression", dtype=torch.float64)
+    problem = Problem.of(copy.deepcopy(module), "regression", dtype=torch.float64, device=DEVICE)
     params, x, running = drawn(ROWS, problem.layout.size), drawn(ROWS, SAMPLES, *shape, number=1), begun(problem)
     for net in nets_of(problem):
         known = RunningStatistics(running)
@@ -170,7 +171,7 @@ def test_frozen_layers_normalise_by_what_they_were_built_with(module: nn.Module,
     for number, buffer in enumerate(module.buffers()):
         if buffer.is_floating_point():
             buffer.copy_(0.5 + drawn(*buffer.shape, number=10 + number).abs())
-    problem = Problem.of(copy.deepcopy(module), "regression", dtype=torch.float64, buffers="frozen")
+    problem = Problem.of(copy.deepcopy(module), "regression", dtype=torch.float64, device=DEVICE, buffers="frozen")
     assert problem.statistics.size == 0
     params, x = drawn(ROWS, problem.layout.size), drawn(ROWS, SAMPLES, *shape, number=1)
     for net in nets_of(problem):
@@ -178,7 +179,7 @@ def test_frozen_layers_normalise_by_what_they_were_built_with(module: nn.Module,
         out = net.outputs(p, x)
         (gradient,) = torch.autograd.grad((out * (pull := drawn(*out.shape, number=2))).sum(), p)
         for row in range(ROWS):
-            plain = copy.deepcopy(module).double().eval()
+            plain = copy.deepcopy(module).double().to(DEVICE).eval()
             plain.load_state_dict(problem.layout.state_dict(params[row]), strict=False)
             wanted = plain(x[row])
             (wanted * pull[row]).sum().backward()
@@ -189,7 +190,7 @@ def test_frozen_layers_normalise_by_what_they_were_built_with(module: nn.Module,
 
 @pytest.mark.parametrize(("module", "shape"), CASES[:-1])
 def test_fused_step_is_a_step_along_the_gradient(module: nn.Module, shape: tuple[int, ...]) -> None:
-    problem = Problem.of(copy.deepcopy(module), "regression", dtype=torch.float64)
+    problem = Problem.of(copy.deepcopy(module), "regression", dtype=torch.float64, device=DEVICE)
     stacked, plain = nets_of(problem)[0], nets_of(problem)[-1]
     assert isinstance(stacked, StackedNet)
     params, x, weight = drawn(ROWS, problem.layout.size), drawn(ROWS, SAMPLES, *shape, number=1), weights()
@@ -198,7 +199,7 @@ def test_fused_step_is_a_step_along_the_gradient(module: nn.Module, shape: tuple
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.flatten(1).sin().sum(1) * targets
 
-    rate, moved = torch.tensor([[0.1], [0.2], [0.3]], dtype=torch.float64), params.clone()
+    rate, moved = torch.tensor([[0.1], [0.2], [0.3]], dtype=torch.float64, device=DEVICE), params.clone()
     kept = [KeptStatistics({"": begun(problem)}, weight) for _ in range(2)]
     batches = [
         Batch(MeasuredNet(net, own), loss, x, targets, weight, weight.sum(1))
@@ -213,7 +214,7 @@ def test_fused_step_is_a_step_along_the_gradient(module: nn.Module, shape: tuple
 def test_a_layer_whose_gain_is_not_trained() -> None:
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     module[1].weight.requires_grad_(False).copy_(torch.tensor([1.0, 2.0, 3.0]))
-    problem = Problem.of(module, "regression", dtype=torch.float64)
+    problem = Problem.of(module, "regression", dtype=torch.float64, device=DEVICE)
     assert "1.weight" not in problem.layout.names
     params, x, weight = drawn(ROWS, problem.layout.size), drawn(ROWS, SAMPLES, 4, number=1), weights()
     stacked, *others = (
@@ -223,4 +224,6 @@ def test_a_layer_whose_gain_is_not_trained() -> None:
         torch.testing.assert_close(stacked[weight > 0], other[weight > 0], rtol=1e-11, atol=1e-12)
     # Each channel has the mean 0 and, but for eps, the gain for its standard deviation.
     spread = stacked[0].std(0, correction=0)
-    torch.testing.assert_close(spread, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        spread, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, device=DEVICE), rtol=1e-3, atol=0
+    )

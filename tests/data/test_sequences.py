@@ -8,8 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from coterie import data
+from coterie.cli.app import app
 from coterie.data.sequences import padded
 from coterie.errors import DataError
 
@@ -26,6 +28,8 @@ def test_a_column_of_a_table_may_hold_sequences(ending: str, tmp_path: Path) -> 
     found = data.load(f"{text},padding=1")
     assert found.x.dtype == torch.int64 and found.x.tolist() == [[5, 3, 1], [7, 1, 1], [2, 2, 9]]
     assert found.classes == ("x", "y") and found.owner_names == ("n", "s") and found.preparation is None
+    shown = CliRunner().invoke(app, ["data", "describe", text])
+    assert shown.exit_code == 0 and "a sequence to predict from" in shown.output and "1 to 3 numbers" in shown.output
     assert data.load(f"{text},length=2").x.tolist() == [[5, 3], [7, 0], [2, 2]]
 
 

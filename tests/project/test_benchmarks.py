@@ -107,6 +107,23 @@ def test_rivals_at_their_best(tmp_path: Path) -> None:
     assert line.startswith("| MLP, 159,010 | 10 | 2 | ") and " ms, vmap (" in line
 
 
+def test_study(tmp_path: Path) -> None:
+    found = result_of("study", tmp_path, "--ways", "in turn", "together", "--states", "warm")
+    (row,) = found["rows"]
+    assert (row["runs"], row["rounds"], row["data"]) == (2, 2, "digits")
+    times = {way: row["seconds"][way]["warm"]["median"] for way in ("in turn", "together")}
+    ratio = row["times_as_fast"]["together"]["warm"]["median"]
+    assert ratio == pytest.approx(times["in turn"] / times["together"], rel=1e-2)
+    # The same runs by either way: of a handful of test samples a client none is answered otherwise.
+    assert row["scores_apart"] < 1e-6
+    run = row["one_run"]
+    assert run["rounds"] == 3 and 0 < run["share"]["median"] < 1
+    whole = run["rounds_seconds"]["median"] + run["overhead_seconds"]["median"]
+    assert run["seconds"]["median"] == pytest.approx(whole, rel=1e-2)
+    (line,) = script("study").table(found)
+    assert line.startswith("| digits, warm | ") and line.count(" times as fast (") == 1
+
+
 def test_the_best_way_of_each_counts() -> None:
     seconds = {"ours": 2.0, "ours, tf32": 1.0, "pfl, 1 process": 40.0, "pfl, 4 processes": 14.0, "jax, vmap": 1.5}
     best = script("rivals_at_their_best").best({way: {"median": value} for way, value in seconds.items()})
@@ -321,6 +338,16 @@ def test_the_page_shows_how_quickly_the_command_line_answers() -> None:
     page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
     for row in script("startup").table(json.loads((FOLDER / "results/startup.json").read_text(encoding="utf-8"))):
         assert row in page, f"in docs/performance.md, write this row:\n{row}"
+
+
+@pytest.mark.parametrize("name", ["rivals_at_their_best", "study"])
+def test_the_page_shows_rivals_and_studies(name: str) -> None:
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    kept = sorted(FOLDER.glob(f"results/{name.partition('_')[0]}_*.json"))
+    assert kept
+    for path in kept:
+        for row in script(name).table(json.loads(path.read_text(encoding="utf-8"))):
+            assert row in page, f"in docs/performance.md, write this row:\n{row}"
 
 
 def test_the_page_shows_the_kept_results() -> None:

@@ -100,15 +100,18 @@ def config_of(tmp_path: Path, model: str, algorithm: str = "fedavg", **more: Any
     )
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedacs", "flame", "fedpg"])
 @pytest.mark.parametrize(
-    ("model", "kernel"),
+    ("model", "kernel", "algorithm"),
     [
-        ("Recurrent", "stacked"),
-        ("Recurrent:kind=GRU", "stacked"),
-        ("Recurrent:kind=RNN", "stacked"),
-        ("Transformer", "stacked"),
-        ("Transformer:places=true", "vmap"),
+        *(
+            (model, "stacked", algorithm)
+            for model in ("Recurrent", "Recurrent:kind=GRU", "Transformer")
+            for algorithm in ("fedavg", "fedacs", "fedamp", "flame", "fedpg", "ditto", "apfl", "scaffold")
+        ),
+        ("Recurrent:kind=RNN", "stacked", "fedacs"),
+        ("Recurrent:kind=RNN", "stacked", "fedpg"),
+        ("Transformer:places=true", "vmap", "fedacs"),
+        ("Transformer:places=true", "vmap", "fedpg"),
     ],
 )
 def test_engines_agree(model: str, kernel: str, algorithm: str, tmp_path: Path) -> None:

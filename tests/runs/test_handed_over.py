@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +25,11 @@ from coterie import randomness
 from coterie.algorithms import registry
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import FedProx
+from coterie.data import Dataset
 from coterie.data.objects import hand_over
 from coterie.errors import ConfigError, CoterieError, DataError, Interrupted, ModelError, PartitionError
 from coterie.results import Result
+from coterie.results.export import export
 from coterie.results.report.writer import write as write_report
 from coterie.studies.comparison import compare, make_plan
 from coterie.user_code import objects
@@ -320,6 +326,8 @@ def test_the_run_is_looked_at_without_its_objects(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(objects, "_kept", {})
     result = coterie.load(tmp_path / "a")
     assert "Halved" in str(result.table()) and result.shares["name"].tolist() == ["north", "east", "south"]
+    with pytest.raises(ConfigError, match="of which the run's folder has no code that could be taken home"):
+        export(tmp_path / "a", tmp_path / "model")
     write_report([tmp_path / "a"], tmp_path / "report.html", progress=False)
     assert "Halved" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
@@ -363,6 +371,54 @@ def test_a_comparison_over_objects(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- digests
+
+
+def test_constants_of_a_data_set_count_and_statistics_follow() -> None:
+    x, y = arrays(6)
+    plain = Dataset("mine", x, y, 6, "multiclass", ("a", "b"), (0.0,), (1.0,))
+    same, scaled = (hand_over(each)[0] for each in (replace(plain, name="other"), replace(plain, mean=(0.5,))))
+    assert hand_over(plain)[0].digest == same.digest != scaled.digest
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from coterie.algorithms.fedavg import FedAvg
+from coterie.user_code.digests import digest_of
+
+class Own(FedAvg):
+    name = "own"
+    title = "Own"
+    citation = "none"
+    speed: float = 0.5
+    def check_clients(self, count):
+        return count in {"a", "b", 3} and {"x": 1}
+
+def loss(outputs, targets, kinds=frozenset(("p", "q", "r"))):
+    return [kind for kind in kinds if kind in {"s", "t"}], torch.relu, sys
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        nn.init.ones_(self.layer.weight), nn.init.ones_(self.layer.bias)
+    def forward(self, x):
+        return self.layer(x)
+
+print(digest_of(Own), digest_of(loss), digest_of(Net), digest_of(Net()), digest_of(lambda o, t: loss(o, t)))
+"""
+
+
+def test_digests_are_the_same_in_another_process() -> None:
+    words = [sys.executable, "-c", SCRIPT]
+    first, second = (
+        subprocess.run(
+            words, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    )
+    assert first == second and len(set(first.split())) == 5
 
 
 def test_digests_say_what_was_written_and_not_where() -> None:

@@ -42,8 +42,8 @@ from coterie.studies.comparison import (
     make_plan,
     table,
 )
+from coterie.studies.comparison import together as together_module
 from coterie.studies.comparison.standings import Tuned, standings
-from coterie.studies.comparison.workers import run_in_turn
 from tests.small_runs import SMALL, Killed
 
 SHARED: dict[str, Any] = {**SMALL, "rounds": 3, "threads": 1, "local_epochs": 1}
@@ -130,9 +130,7 @@ def test_stopped_within_runs_it_ends_with_the_same_table(
 def test_side_by_side_gives_the_same_table_and_stops_likewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan({**BOTH, "seeds": [1], "rounds": 150})
     turn, side = tmp_path / "turn", tmp_path / "side"
-    with monkeypatch.context() as patched:
-        patched.setattr("coterie.studies.comparison.runner.run_joined", run_in_turn)
-        compare(plan, turn, progress=False)
+    compare(plan, turn, together=False, progress=False)
     with monkeypatch.context() as patched, pytest.raises(Interrupted, match=r"0 of 2 runs .* the same command"):
         patched.setattr("coterie.studies.progress.PartProgress.round_ended", interrupt_after_a_round)
         compare(plan, side, jobs=2, progress=False)
@@ -142,6 +140,24 @@ def test_side_by_side_gives_the_same_table_and_stops_likewise(tmp_path: Path, mo
     for run in plan.runs:
         metrics = [place / "runs" / run.name / "metrics.parquet" for place in (turn, side)]
         assert metrics[0].read_bytes() == metrics[1].read_bytes()
+
+
+def test_runs_of_one_shape_play_together_unless_they_are_to_be_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[int] = []
+    together = together_module.run_together
+
+    def counting(runs: Sequence[PlannedRun], *rest: Any) -> Any:
+        met.append(len(runs))
+        return together(runs, *rest)
+
+    monkeypatch.setattr(together_module, "run_together", counting)
+    words = [word for name, value in SHARED.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    for place, (options, expected) in enumerate(((["--apart"], []), ([], [4]))):
+        command = ["compare", "fedacs", "fedavg", "--seeds", "1", "10", *words, "--quiet", *options]
+        assert CliRunner().invoke(app, [*command, "--out", str(tmp_path / str(place))]).exit_code == 0
+        assert met == expected
 
 
 def interrupt_after_a_round(self: Any, run: PlannedRun, round_number: int, mean: float | None) -> None:

@@ -18,9 +18,12 @@ from coterie import api
 from coterie.algorithms.base import Minibatches, Task
 from coterie.algorithms.local_training import Optimiser, ProximalTraining
 from coterie.compute.batched import BatchedEngine
-from coterie.compute.joint import JointEngine, signature
+from coterie.compute.joint import JointEngine, SampleStore, join_samples, signature
 from coterie.compute.joint.tasks import JointTask
+from coterie.compute.samples import Samples, Split
 from coterie.config import from_mapping
+from coterie.data.partitions import Ragged
+from coterie.data.shelf import DatasetShelf
 from coterie.errors import AlgorithmError, Interrupted
 from coterie.studies.comparison import compare, make_plan
 from coterie.studies.comparison.plan import PlannedRun
@@ -382,3 +385,45 @@ def test_a_meeting_that_is_left_ends_its_runs(tmp_path: Path) -> None:
     assert {last_state(tmp_path / run.name).round for run in runs} <= {50, 3, 2}
     for run in runs:  # nobody holds its folder
         assert api.resume(tmp_path / run.name, progress=False).finished
+
+
+# ------------------------------------------------------------------------------------------------------------- the data
+
+
+def test_a_data_set_is_read_once_unless_it_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, int]] = []
+
+    def load(name: str, *, data_dir: Path | None = None, seed: int = 0) -> str:
+        read.append((name, seed))
+        return f"{name} {seed}"
+
+    monkeypatch.setattr("coterie.data.shelf.load", load)
+    shelf = DatasetShelf()
+    found = [shelf.load(name, seed=seed) for name in ("mnist", "synthetic") for seed in (1, 2, 1)]
+    assert read == [("mnist", 1), ("synthetic", 1), ("synthetic", 2)]
+    assert found == ["mnist 1", "mnist 1", "mnist 1", "synthetic 1", "synthetic 2", "synthetic 1"]
+
+
+def samples(x: list[float], y: list[int], split: list[list[int]]) -> Samples:
+    shares = Ragged.of([torch.tensor(each) for each in split])
+    nothing = Ragged.of([torch.tensor([], dtype=torch.int64)] * len(split))
+    splits: dict[Split, Ragged] = {"train": shares, "validation": nothing, "test": nothing}
+    counts = torch.zeros(len(split), 2)
+    one = torch.ones(1)
+    return Samples(torch.tensor(x), torch.tensor(y), one, one, splits, counts, None, torch.float32)
+
+
+def test_equal_samples_are_held_once_and_others_beside_them() -> None:
+    store = SampleStore()
+    runs = [
+        store.hold(samples([1.0, 2.0, 3.0], [0, 1, 0], [[0], [2, 1]])),
+        store.hold(samples([1.0, 2.0, 3.0], [0, 1, 0], [[1, 0], [2]])),
+        store.hold(samples([1.0, 2.0, 3.0], [1, 1, 1], [[0, 1, 2]])),
+    ]
+    assert runs[1].x is runs[0].x and runs[1].y is runs[0].y and runs[2].x is runs[0].x
+    joint = join_samples(runs)
+    assert joint.clients == 5 and len(joint.y) == 6
+    targets = [joint.y[joint.splits["train"][client]].tolist() for client in range(5)]
+    assert targets == [[0], [0, 1], [1, 0], [0], [1, 1, 1]]
+    inputs = [joint.x[joint.splits["train"][client]].tolist() for client in range(5)]
+    assert inputs == [[1.0], [3.0, 2.0], [2.0, 1.0], [3.0], [1.0, 2.0, 3.0]]

@@ -61,6 +61,19 @@ def fail(group: Group, round_ended: RoundCallback) -> Iterator[EndedRun]:
         yield run, None
 
 
+def chatter(group: Group, round_ended: RoundCallback) -> Iterator[EndedRun]:
+    """Tell more than a pipe holds, of which nobody hears the most, before a stop can be taken."""
+    stopped = list[int]()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+    for run in group:
+        for number in range(20_000):
+            round_ended(run, number, None)
+        yield run, None
+    signal.signal(signal.SIGTERM, before)
+    if stopped:
+        raise KeyboardInterrupt
+
+
 def listened(into: Rounds) -> RoundCallback:
     return lambda run, number, mean: into.append((run.name, number, mean))
 
@@ -115,6 +128,16 @@ def test_what_stops_a_worker_is_said_and_the_others_end(broken: int, said: str) 
             ended.append(run.name)
     assert str(stopped.value) == said
     assert set(ended) <= {"fedavg-seed1"}
+
+
+def test_a_worker_that_has_much_to_tell_is_heard_to_its_end() -> None:
+    runs = planned(2)
+
+    def stop(run: PlannedRun, number: int, mean: float | None) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(play_groups([runs[:1], runs[1:]], chatter, 2, stop))
 
 
 def test_groups_are_divided_among_workers() -> None:

@@ -114,8 +114,11 @@ def _print(data: str) -> None:
     wanted = {"input_shape": found.input_shape, "classes": found.classes, "columns": found.features}
     norm = {"mean": found.mean, "std": found.std}
     lists = {name: list(value) for name, value in wanted.items() if value}
-    lists |= {name: [float(f"{number:.6g}") for number in value] for name, value in norm.items()}
     out.print(f"data:\n  task: {found.task}", markup=False, highlight=False)
+    if found.x.dtype.is_floating_point or found.x.element_size() == 1:
+        lists |= {name: [float(f"{number:.6g}") for number in value] for name, value in norm.items()}
+    else:
+        out.print("  words: true", markup=False, highlight=False)
     for name, value in lists.items():
         text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
         out.print(f"  {name}: {text.splitlines()[0]}", markup=False, highlight=False, soft_wrap=True)

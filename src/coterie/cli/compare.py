@@ -15,6 +15,7 @@ from coterie.cli.shared_options import (
     EXPERIMENT_FIELDS,
     METHOD,
     RESULTS,
+    Apart,
     DataDir,
     Jobs,
     Quiet,
@@ -62,6 +63,7 @@ def compare(
         ),
     ] = "final",
     jobs: Jobs = 1,
+    apart: Apart = False,
     track: Track = None,
     quiet: Quiet = False,
 ) -> None:
@@ -86,6 +88,7 @@ def compare(
         data_dir=data_dir,
         at=at,  # type: ignore[arg-type]  # checked there
         jobs=jobs,
+        together=not apart,
         progress=not quiet,
         track=track or (),
     )

@@ -10,7 +10,18 @@ from typing import Annotated, Any, Literal, Optional
 import typer
 
 from coterie.cli.console import err, out
-from coterie.cli.shared_options import EXPERIMENT, RESULTS, DataDir, Folder, Jobs, Quiet, Seeds, Texts, with_fields
+from coterie.cli.shared_options import (
+    EXPERIMENT,
+    RESULTS,
+    Apart,
+    DataDir,
+    Folder,
+    Jobs,
+    Quiet,
+    Seeds,
+    Texts,
+    with_fields,
+)
 from coterie.cli.written_values import separate_seeds
 from coterie.errors import ConfigError
 
@@ -99,6 +110,7 @@ def run(
         ),
     ] = None,
     jobs: Jobs = 1,
+    apart: Apart = False,
     data_dir: DataDir = None,
     out_dir: Annotated[
         Folder,
@@ -143,6 +155,7 @@ def run(
         over=over,
         data_dir=data_dir,
         jobs=jobs,
+        together=not apart,
         progress=not quiet,
         tell=lambda sentence: err.print(sentence, markup=False, highlight=False),
     )

@@ -153,3 +153,11 @@ Jobs = Annotated[
         rich_help_panel=COMPUTING,
     ),
 ]
+Apart = Annotated[
+    bool,
+    typer.Option(
+        "--apart",
+        help="Play every run by itself; by default runs with the same data, model and device play together.",
+        rich_help_panel=COMPUTING,
+    ),
+]

@@ -40,10 +40,19 @@ class BatchedPrediction:
         Samples of each client by split, on the device.
     host_sizes
         The same on the host.
+    most
+        Samples at once; ``None`` where the size of the inputs decides alone.
     """
 
-    def __init__(self, samples: Samples, sizes: dict[Split, Tensor], host_sizes: dict[Split, Tensor]) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        sizes: dict[Split, Tensor],
+        host_sizes: dict[Split, Tensor],
+        most: int | None = None,
+    ) -> None:
         self._samples, self._sizes, self._host_sizes = samples, sizes, host_sizes
+        self._elements = min(_BLOCK_ELEMENTS, (most or _BLOCK_ELEMENTS) * samples.x[0].numel())
         # Clients are told apart by the tensor that holds them: to look at their numbers would wait for the device.
         self.blocks: BoundedCache[tuple[tuple[Split, ...], Identity], _PaddedBlock] = BoundedCache(CACHED_CLIENTS)
         self.flat: BoundedCache[tuple[tuple[Split, ...], Identity], list[Tensor]] = BoundedCache(CACHED_CLIENTS)
@@ -66,7 +75,7 @@ class BatchedPrediction:
         """Apply one model, without a client axis, to the samples of all clients as if they were one client's."""
         parts = self._flat_index(clients, splits)
         model = {name: value.unsqueeze(0) for name, value in rows.items()}
-        block = max(1, _BLOCK_ELEMENTS // max(1, self._samples.x[0].numel()))
+        block = max(1, self._elements // max(1, self._samples.x[0].numel()))
         pieces = []
         for part in torch.cat(parts).split(min(block, _SHARED_SAMPLES)):
             x, _ = self._samples.gather(part.unsqueeze(0), clients[:1])
@@ -96,7 +105,7 @@ class BatchedPrediction:
             longest = int(sizes[places].max())
             if longest == 0:
                 break
-            step = max(1, min(longest, _BLOCK_ELEMENTS // max(1, len(places) * self._samples.x[0].numel())))
+            step = max(1, min(longest, self._elements // max(1, len(places) * self._samples.x[0].numel())))
             model = rows if together else take(rows, places)
             for begin in range(0, longest, step):
                 place = torch.arange(begin, min(begin + step, longest), device=clients.device)
@@ -125,7 +134,7 @@ class BatchedPrediction:
         sizes = [self._host_sizes[split][host] for split in splits]
         longest = [int(each.max()) for each in sizes]
         width = sum(longest)
-        if not width or len(clients) * width * self._samples.x[0].numel() > _BLOCK_ELEMENTS:
+        if not width or len(clients) * width * self._samples.x[0].numel() > self._elements:
             return None
         index, real, begin = [], [], 0
         for split, each, most in zip(splits, sizes, longest, strict=True):

@@ -24,11 +24,13 @@ from coterie.algorithms.base import Batch, Fold, Minibatches, Net, Task
 from coterie.algorithms.contract import check_rows, checked_step
 from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute._prediction import BatchedPrediction
+from coterie.compute.activations import bytes_of_sample
 from coterie.compute.autotune import Times, convolution_times
 from coterie.compute.cuda_graphs import GraphCache, RecordedFold
 from coterie.compute.engine import Call, Engine, Predict, finished, join, pick, take
+from coterie.compute.nets.folded import FoldedNet
 from coterie.compute.nets.layers import Convolution
-from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees
+from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees, branches_on_values
 from coterie.compute.nets.stacked import Kernel, StackedNet, make_net
 from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule, call_directly, make_schedule, split_of
@@ -38,6 +40,7 @@ from coterie.rows import Rows, matrix_units
 
 _CPU_CHUNK_BYTES = 2**23  # of rows and samples, which then stay in a CPU's cache through all steps of the rows
 _CPU_CHUNK_ROWS = 128
+_CPU_ACTIVATION_BYTES = 2**28  # of a model that is mostly frozen
 _GPU_CHUNK_ROWS = 4096  # at most, where the rows are so small that memory does not bound them
 _GPU_MEMORY = 0.6  # of what is free; the rest is for the server's half and the buffers of recordings
 _RECORDED_FOLDS = 16
@@ -66,6 +69,9 @@ class BatchedEngine(Engine):
         Run steps on fixed buffers, recorded as CUDA graphs on a GPU; ``None`` does so on a GPU.
     precision
         How a GPU rounds what it multiplies.
+    batch
+        The largest batches that clients take, for a model whose activations are counted; 0 for all of a client's
+        samples.
     """
 
     name = "batched"
@@ -84,6 +90,7 @@ class BatchedEngine(Engine):
         compile_steps: bool = False,
         record: bool | None = None,
         precision: matrix_units.Precision = "float32",
+        batch: int = 0,
     ) -> None:
         super().__init__(problem, samples, seed)
         on_cpu = self.device.type == "cpu"
@@ -91,18 +98,23 @@ class BatchedEngine(Engine):
         self.kernel: Kernel = kernel or "stacked"
         self.measured: Times = {}
         self._net = self._make_net()
-        self.chunk = chunk or self._memory_chunk()
+        # Of a model that has far more to compute with than to train, the rows say nothing about its activations.
+        counted = isinstance(self._net, FoldedNet)
+        self._sample_bytes = bytes_of_sample(self._net, problem.start, self.probe()) if counted else 0
+        self.chunk = chunk or self._memory_chunk(batch or int(self.host_sizes["train"].max()))
         self.compile_steps = compile_steps
         self.record = ((not on_cpu) if record is None else record) and samples.on_device
         self.precision = precision
         self._graphs = GraphCache()
         self._recorded: BoundedCache[tuple[Hashable, ...], RecordedFold] = BoundedCache(_RECORDED_FOLDS)
-        self._prediction = BatchedPrediction(samples, self.sizes, self.host_sizes)
+        self._prediction = BatchedPrediction(samples, self.sizes, self.host_sizes, self._samples_at_once())
 
     def _make_net(self) -> RowNet:
         module, layout = self.problem.module, self.problem.layout
         net = make_net(module, layout, self.kernel, self.convolution)
-        if isinstance(net, StackedNet) and not agrees(net, ModuleNet(module, layout), self.probe(), 1e-4):
+        if isinstance(net, FoldedNet) and branches_on_values(module, self.probe()[0]):
+            net = VmapNet(module, layout)
+        if isinstance(net, StackedNet | FoldedNet) and not agrees(net, ModuleNet(module, layout), self.probe(), 1e-4):
             net = VmapNet(module, layout)
         elif isinstance(net, ModuleNet):  # so that it is known whether the model draws random numbers
             agrees(net, net, self.probe(), 1e-4)
@@ -170,14 +182,26 @@ class BatchedEngine(Engine):
         index = torch.arange(6, device=self.device).remainder(len(self.samples.y)).view(2, 3)
         return self.samples.gather(index, torch.zeros(2, dtype=torch.int64, device=self.device))[0]
 
-    def _memory_chunk(self) -> int | None:
-        if self.device.type == "cpu":
+    def _samples_at_once(self) -> int | None:
+        """Return how many samples are predicted at once, where their activations are counted."""
+        if not self._sample_bytes:
             return None
+        room = _CPU_ACTIVATION_BYTES
+        if self.device.type != "cpu":
+            room = torch.cuda.mem_get_info(self.device)[1] // 4  # of all, so that a resumed run does the same
+        return max(1, room // self._sample_bytes)
+
+    def _memory_chunk(self, batch: int) -> int | None:
+        if self.device.type == "cpu":
+            if not self._sample_bytes:
+                return None
+            return max(1, min(_CPU_CHUNK_ROWS, _CPU_ACTIVATION_BYTES // (batch * self._sample_bytes)))
         row = self.problem.layout.size * self.problem.start.element_size()
         free, _ = torch.cuda.mem_get_info(self.device)
         # A row takes about 16 times its parameters: these, their gradient, the new ones, two slots of an optimiser, the
         # centre of a proximal term, and activations of about the same size.
-        return int(max(1, min(_GPU_CHUNK_ROWS, _GPU_MEMORY * free // (16 * row))))
+        activations = 2 * batch * self._sample_bytes  # and as much for the gradients that come back through them
+        return int(max(1, min(_GPU_CHUNK_ROWS, _GPU_MEMORY * free // (16 * row + activations))))
 
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
         """Run a task for some clients, all rows of a chunk at once."""

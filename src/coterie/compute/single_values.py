@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +27,16 @@ def refuse_single_values(engine: Engine, tasks: Iterable[Task]) -> None:
             what = f"client {client} has {size} training sample{'s' * (size > 1)}"
             if size > 1:
                 what += f", so that one of its batches of {over.size} holds a single one"
-            remedy = "choose a batch_size that divides no client's samples with a remainder of 1; 0 takes all at once"
+            remedy = f"with batch_size={_near(over, sizes)} no client has such a batch"
             if isinstance(over, FullPass) or size == 1:
-                remedy = "deal samples out in another way"
+                remedy = "deal samples out in another way, or freeze the layer's statistics (buffers)"
             raise ConfigError(f"{what}, and {layer} cannot normalise one value by itself: {remedy}")
+
+
+def _near(over: Minibatches | FullPass, sizes: list[int]) -> int:
+    """Give the batch size next to a fold's with which no client meets a batch of one sample; 0 is all samples."""
+    others = sorted(range(2, max(sizes)), key=lambda size: abs(size - over.size))
+    return next((size for size in others if not any(_meets_one(replace(over, size=size), each) for each in sizes)), 0)
 
 
 def _meets_one(over: Minibatches | FullPass, size: int) -> bool:

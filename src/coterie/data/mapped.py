@@ -16,17 +16,24 @@ from torch import Tensor
 
 from coterie.errors import DataError
 
+_tensors: weakref.WeakValueDictionary[tuple[str, int, int], Tensor] = weakref.WeakValueDictionary()
 _maps: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 
 
 def map_file(path: Path) -> Tensor:
-    """Map an ``.npy`` file; nobody writes to it."""
+    """Map an ``.npy`` file, once for all who want it; nobody writes to it."""
     try:
+        facts = path.stat()
+        key = (str(path.resolve()), facts.st_ino, facts.st_mtime_ns)
+        known = _tensors.get(key)
+        if known is not None:
+            return known
         array = np.load(path, mmap_mode="c")  # what PyTorch may write to in principle: it would warn of anything else
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} cannot be read ({error}): remove it, and it is made again") from None
     tensor = torch.from_numpy(array)
     _maps[tensor.data_ptr()] = array._mmap
+    _tensors[key] = tensor
     return tensor
 
 

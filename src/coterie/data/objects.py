@@ -100,7 +100,8 @@ def hand_over(data: Any, test: Any = None, owners: Any = None, **given: Any) -> 
 
 
 def _facts(dataset: Dataset) -> list[object]:
-    left_out = ("name", "mean", "std", "fill")  # what follows from the rest
+    # Statistics follow from the rest, but constants do not.
+    left_out = ("name", *(("mean", "std", "fill") if dataset.preparation is not None else ()))
     return [(name, value) for name, value in vars(dataset).items() if name not in left_out]
 
 
@@ -117,7 +118,11 @@ def _dataset(source: ObjectSource, name: str, data: Any, test: Any, owners: Any)
             )
         return data
     data, test = hub.unpacked(data), hub.unpacked(test)
-    official = hub.is_split(data) and test is None  # a test set as published ones are, which need not have owners
+    official = hub.is_split(data)  # with a test set as published ones are, which need not have owners
+    if official and test is not None:
+        raise ConfigError(
+            "data has splits of its own, so test says it twice: hand over data['train'] and test, or data"
+        )
     if official:
         data, test = hub.splits(data)
     if _is_tables(data, source):

@@ -115,6 +115,24 @@ def load(name: str, *, data_dir: Path | None = None, seed: int = 0, **options: A
         raise DataError(f"{where} cannot be read ({error.strerror or error})") from error
 
 
+def is_drawn(name: str) -> bool:
+    """Say whether a data set may differ from seed to seed: all but those that are read from archives.
+
+    Parameters
+    ----------
+    name
+        ``name`` or ``name:key=value,key=value``.
+
+    Returns
+    -------
+    bool
+        Whether it may.
+    """
+    from coterie.data.archives import Archived
+
+    return not isinstance(resolve("data set", name, SOURCES), Archived)
+
+
 def fetch(name: str, data_dir: Path | None = None, progress: bool = True) -> Path:
     """Download a data set from its official address; what is there and whole is left alone.
 

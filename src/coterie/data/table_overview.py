@@ -28,8 +28,10 @@ def columns_table(source: TableSource, content: TableContent) -> Table:
         )
         gaps = int(column.isna().sum())
         filled = known.gaps if known and known.gaps != "none" else ""
-        rows.append(Row((name, used, f"{gaps:,}" if gaps else "", filled, _values(column, known))))
-    title = f"{len(content.frame):,} rows, {len(content.frame.columns)} columns, {len(content.features)} model inputs"
+        values = _lengths(column) if name == source.sequence else _values(column, known)
+        rows.append(Row((name, used, f"{gaps:,}" if gaps else "", filled, values)))
+    inputs = "a sequence to predict from" if source.sequence else f"{len(content.features)} model inputs"
+    title = f"{len(content.frame):,} rows, {len(content.frame.columns)} columns, {inputs}"
     head = (*words("column", "kind"), *numbers("gaps"), *words("filled with", "values"))
     return Table(head, tuple(rows), title, labels=1)
 
@@ -56,6 +58,11 @@ def clients_table(source: TableSource, content: TableContent) -> Table | None:
     ]
     columns = (*words("client"), *numbers("rows", *(f"{source.label} {one}" for one in classes)))
     return Table(columns, tuple(rows), f"{len(counts)} clients, by column {source.client!r}", labels=1)
+
+
+def _lengths(column: pd.Series[Any]) -> str:
+    found = [len(each.split()) if isinstance(each, str) else len(each) for each in column.dropna()]
+    return f"{min(found)} to {max(found)} numbers" if found else ""
 
 
 def _values(column: pd.Series[Any], known: ColumnSchema | None) -> str:

@@ -109,6 +109,7 @@ def agree(told: Sequence[Statement]) -> Schema:
     return Schema(
         task=first.task,
         input_shape=(len(names),) if united is not None else first.input_shape,
+        words=first.words,
         classes=classes,
         columns=names if united is not None else (),
         mean=values.mean,
@@ -147,6 +148,7 @@ def _differences(told: Sequence[Statement]) -> list[str]:
         ("test_fraction is", {each.member: str(each.test_fraction) for each in told}),
         ("data are", {each.member: "a table" if each.table else "no table" for each in told}),
         ("inputs are", {each.member: "scaled" if each.scale else "not scaled" for each in told}),
+        ("inputs are", {each.member: "words" if each.words else "no words" for each in told}),
         ("noise is", {each.member: _noise(each) for each in told}),
         (
             "a sample has shape",

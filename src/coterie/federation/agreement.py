@@ -52,6 +52,7 @@ class Schema(_Frozen):
 
     task: TaskName = Field("multiclass", description="what is to be predicted")
     input_shape: tuple[int, ...] = Field(min_length=1, description="shape of one sample, as [channels, height, width]")
+    words: bool = Field(False, description="inputs are whole numbers (of words), which reach the model as they are")
     classes: tuple[str, ...] = Field((), description="the classes' names, in the order of the model's outputs")
     columns: tuple[str, ...] = Field((), description="of a table: its columns in order, those of texts as name=text")
     mean: tuple[float, ...] = Field((0.0,), min_length=1, description="subtracted from inputs, one or one per channel")
@@ -75,6 +76,8 @@ class Schema(_Frozen):
             raise ValueError("columns are not those that table comes to: take both from `coterie federate agree`")
         if len(self.mean) != len(self.std) or any(value <= 0 for value in self.std):
             raise ValueError("mean and std must have the same length, and each std must be positive")
+        if self.words and (self.columns or set(self.mean) != {0.0} or set(self.std) != {1.0}):
+            raise ValueError("words are neither columns of a table nor scaled: leave columns, mean and std out")
         if any(side < 1 for side in self.input_shape):
             raise ValueError(f"input_shape is {list(self.input_shape)}, but its sides must be at least 1")
         return self

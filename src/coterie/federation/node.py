@@ -21,6 +21,7 @@ from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.errors import CoterieError, Diverged
 from coterie.federation.agreement import FILE, Agreement
+from coterie.federation.message_header import check_types
 from coterie.federation.node_state import NodeState, save_sealed
 from coterie.federation.party_data import own_population
 from coterie.federation.privacy_ledger import Ledger
@@ -102,6 +103,7 @@ class Node:
         header = envelope.header
         if header.get("federation") != self.agreement.digest:
             raise Rejected(f"its {FILE} is not the node's: all parties must have the same file")
+        check_types(header, header.get("kind") != HELLO)
         config = self.agreement.experiment(str(header.get("algorithm")), dict(header.get("settings") or {}))
         population = own_population(self._dataset, self.client, config)
         if header.get("kind") == HELLO:
@@ -142,6 +144,8 @@ class Node:
         header = envelope.header
         purpose, task = str(header["purpose"]), str(header["task"])
         message = envelope.under("message")
+        if task not in resident.simulation.tasks:
+            raise Rejected(f"it asks for the task {task!r}, which the method does not have")
         self._check(message, resident, purpose, task)
         self.means.check(resident.simulation.tasks[task])
         call = Call(int(header["round"]), purpose, int(header["exchange"]))

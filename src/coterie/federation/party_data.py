@@ -97,6 +97,11 @@ def _agreed(found: Dataset, agreement: Agreement) -> Dataset:
             f"a sample of the node's own data has shape {list(found.input_shape)}, but {FILE} agrees on "
             f"{list(schema.input_shape)}"
         )
+    if (found.x.dtype == torch.int64) != schema.words:
+        own = "whole numbers (of words)" if found.x.dtype == torch.int64 else "numbers"
+        raise DataError(
+            f"inputs of the node's own data are {own}, but {FILE} agrees on words: {str(schema.words).lower()}"
+        )
     y = found.y
     strangers = [name for name in found.classes if name not in schema.classes]
     if strangers:
@@ -170,7 +175,7 @@ def blank_population(agreement: Agreement, sizes: Mapping[str, Sequence[int]]) -
     """Make the population of a server, which has no samples: one of zeros stands for all of them."""
     schema = agreement.data
     y = torch.zeros(1, dtype=torch.float32 if schema.task == "regression" else torch.int64)
-    x = torch.zeros(1, *schema.input_shape)
+    x = torch.zeros(1, *schema.input_shape, dtype=torch.int64 if schema.words else torch.float32)
     blank = Dataset("blank", x, y, 1, schema.task, schema.classes, schema.mean, schema.std)
     splits = {split: Ragged.of([np.zeros(size, np.int64) for size in each]) for split, each in sizes.items()}
     return Population(blank, _shares(splits), _everyone(len(agreement.members)))

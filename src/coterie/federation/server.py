@@ -239,11 +239,8 @@ def _as_events(experiment: Experiment, report: Listener) -> Iterator[None]:
 
 def _open(config: ExperimentConfig, agreement: Agreement, out: Path) -> tuple[RunFolder, str, bool]:
     if not (out / "config.yaml").exists():
-        run = secrets.token_hex(8)
         folder = RunFolder.create(out, config.plain())
-        folder.write_client_names([member.name for member in agreement.members])
-        folder.write_choices({"engine": "loop", "threads": config.threads, "federation": agreement.name, "run": run})
-        return folder, run, True
+        return folder, _name(folder, config, agreement), True
     folder = RunFolder.open(out)
     try:
         if folder.summary() is not None:
@@ -252,6 +249,8 @@ def _open(config: ExperimentConfig, agreement: Agreement, out: Path) -> tuple[Ru
         differ = [name for name in ours if theirs.get(name) != _listed(ours[name])]
         if differ:
             raise RunFolderError(f"{out} holds a run with another {', '.join(differ)}: choose another --out")
+        if not folder.choices:  # the server ended just after it had made the folder
+            return folder, _name(folder, config, agreement), True
         known = folder.choices.get("run")
         if not isinstance(known, str):
             raise RunFolderError(f"{out} holds a run that is not a federation's: choose another --out")
@@ -259,6 +258,18 @@ def _open(config: ExperimentConfig, agreement: Agreement, out: Path) -> tuple[Ru
         folder.close()
         raise
     return folder, known, False
+
+
+def _name(folder: RunFolder, config: ExperimentConfig, agreement: Agreement) -> str:
+    """Give a new run its name, and write down whose it is."""
+    try:
+        run = secrets.token_hex(8)
+        folder.write_client_names([member.name for member in agreement.members])
+        folder.write_choices({"engine": "loop", "threads": config.threads, "federation": agreement.name, "run": run})
+        return run
+    except BaseException:
+        folder.close()
+        raise
 
 
 def _listed(value: Any) -> Any:

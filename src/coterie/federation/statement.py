@@ -73,6 +73,7 @@ class Statement(_Frozen):
     test_fraction: float = Field(gt=0, lt=1)
     task: TaskName
     input_shape: tuple[int, ...] = Field(min_length=1)
+    words: bool = Field(False, description="whether inputs are whole numbers (of words)")
     label: str = Field("", description="of a table: the column to predict")
     classes: tuple[str, ...] = ()
     table: dict[str, ColumnSchema] = Field({}, description="of a table: what its columns are")
@@ -125,6 +126,7 @@ def make_statement(folder: Path, member: str, source: str) -> Statement:
         "test_fraction": draft.test_fraction,
         "task": dataset.task,
         "input_shape": dataset.input_shape,
+        "words": dataset.x.dtype == torch.int64,
         "classes": dataset.classes,
     }
     if table is not None:

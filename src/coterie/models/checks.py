@@ -88,8 +88,11 @@ def _problems(layer: nn.Module) -> Iterator[str]:
 
 
 def _run(module: nn.Module, sample: Tensor) -> None:
-    # A copy, so that a forward that changes its buffers cannot change the caller's.
-    trial = copy.deepcopy(module).train()
+    # A copy, so that a forward that changes its buffers cannot change the caller's. What is frozen may be large, and is
+    # not copied: whether it changes is told by its version.
+    frozen = {name: value for name, value in module.named_parameters() if not value.requires_grad}
+    versions = {name: value._version for name, value in frozen.items()}
+    trial = copy.deepcopy(module, {id(value): value for value in frozen.values()}).train()
     use_running_statistics(trial)
     for layer in trial.modules():
         if isinstance(layer, nn.Dropout | StreamDropout):
@@ -97,7 +100,7 @@ def _run(module: nn.Module, sample: Tensor) -> None:
         elif isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
             layer.dropout = 0.0
     before = {name: value.clone() for name, value in trial.named_buffers()}
-    weights = {name: value.clone() for name, value in trial.named_parameters()}
+    weights = {name: value.clone() for name, value in trial.named_parameters() if name not in frozen}
     given = sample.clone()
     devices = [sample.device] if sample.is_cuda else []
     with torch.random.fork_rng(devices=devices), torch.no_grad(), FunctionCalls(None):
@@ -105,7 +108,7 @@ def _run(module: nn.Module, sample: Tensor) -> None:
         if not torch.equal(given, sample):
             raise ModelError("forward changes its inputs in place; work on a new tensor (x = x + 1, not x += 1)")
         second = trial(given)
-        _refuse_changes(trial, before, weights)
+        _refuse_changes(trial, before, weights, versions)
         _refuse_wrong_shape(first, sample)
         if not _same(first, second):
             raise ModelError(
@@ -120,7 +123,9 @@ def _run(module: nn.Module, sample: Tensor) -> None:
                 )
 
 
-def _refuse_changes(trial: nn.Module, buffers: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+def _refuse_changes(
+    trial: nn.Module, buffers: dict[str, Tensor], weights: dict[str, Tensor], versions: dict[str, int]
+) -> None:
     for name, value in trial.named_buffers():
         if name not in buffers or not torch.equal(buffers[name], value):
             raise ModelError(
@@ -128,10 +133,15 @@ def _refuse_changes(trial: nn.Module, buffers: dict[str, Tensor], weights: dict[
                 f"{_NORMALISERS}, or make it a parameter"
             )
     for name, value in trial.named_parameters():
-        if name not in weights or not torch.equal(weights[name], value):
+        same = value._version == versions[name] if name in versions else _equal(weights.get(name), value)
+        if not same:
             raise ModelError(
                 f"parameter {name!r} changes in forward, but only training may change it; compute a new tensor from it"
             )
+
+
+def _equal(before: Tensor | None, value: Tensor) -> bool:
+    return before is not None and torch.equal(before, value)
 
 
 def _refuse_wrong_shape(outputs: Tensor, sample: Tensor) -> None:

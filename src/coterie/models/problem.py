@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,11 @@ LOSSES: Mapping[str, PerSampleLoss] = {
     "squared_error": _squared_error,
 }
 """Losses by name; ``squared_error`` is half the squared residual, so that its gradient is the residual."""
+
+
+def logits_alone(module: nn.Module, given: object, outputs: Any) -> Any:
+    """Take the logits of an output that has them beside other things, as a hook on a module."""
+    return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,8 @@ class Problem:
         module
             The model. It is changed in place: moved to the device, cast, and where it draws random numbers (dropout,
             also inside of recurrent and attention layers) these come from the clients' streams
-            (:func:`coterie.models.streams.use_streams`); BatchNorm layers take their statistics from rows.
+            (:func:`coterie.models.streams.use_streams`); BatchNorm layers take their statistics from rows. Of an output
+            with ``logits`` it gives these alone.
         task
             ``"multiclass"``, ``"binary"`` or ``"regression"``; decides the loss and metric where they are not given.
         loss
@@ -140,6 +147,7 @@ class Problem:
         given = policies(buffers, [name for name, _ in layers_of(module)])
         for name, layer in layers_of(module):
             layer.frozen = given.get(name) == "frozen"
+        module.register_forward_hook(logits_alone)
         module.to(device=device, dtype=dtype)
         module.train()
         if not all(value.is_floating_point() for value in module.parameters()):

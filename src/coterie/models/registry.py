@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from coterie import user_code
 from coterie.errors import ConfigError, CoterieError, ModelError, UnknownName
 from coterie.memory import free_memory
+from coterie.models.hugging_face_spec import PREFIX, spec_of
 from coterie.user_code import IMPORT, OBJECT
 
 if TYPE_CHECKING:
@@ -246,6 +247,10 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, **options: obje
 
         return build_handed_over(name, shape, outputs)
     check_name(name)
+    if (spec := spec_of(name)) is not None:
+        from coterie.models.hugging_face import build_hugging_face
+
+        return build_hugging_face(spec, outputs)
     entry = _ENTRIES[kind]
     given = _validated(entry, {**_options(name, rest), **options})
     _check_size(name, lambda: entry.builder(shape, outputs, **given))
@@ -293,8 +298,8 @@ def _arguments(
 def check_name(name: str) -> None:
     """Refuse a name that no model has, before anything is imported; options after a colon may follow it."""
     kind = name.partition(":")[0]
-    if not name.startswith((IMPORT, OBJECT)) and kind not in _ENTRIES:
-        raise UnknownName("model", kind, [*_ENTRIES, f"{IMPORT}package.module:Class"])
+    if not name.startswith((IMPORT, OBJECT)) and spec_of(name) is None and kind not in _ENTRIES:
+        raise UnknownName("model", kind, [*_ENTRIES, f"{IMPORT}package.module:Class", f"{PREFIX}FOLDER"])
 
 
 def _options(name: str, text: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,9 @@ def assemble(
     device = processes.together(lambda: processes.device(config.device, config.torch_device))
     algorithm = registry.make(config.algorithm, config.settings)
     # Whoever comes second finds what the first has downloaded.
-    fetched = population or processes.together(lambda: make_population(config, data_dir) if processes.leads else None)
-    population = processes.together(lambda: fetched or make_population(config, data_dir))
+    make = partial(make_population, config, data_dir, processes.load)
+    fetched = population or processes.together(lambda: make() if processes.leads else None)
+    population = processes.together(lambda: fetched or make())
     engine = processes.together(lambda: make_engine(config, population, device, choices, processes.hold))
 
     def fresh(client: int) -> Tensor:
@@ -88,7 +90,7 @@ def assemble(
         return Problem.of(module, population.dataset.task, dtype=engine.samples.dtype, device=device).start
 
     fingerprint = {
-        "data": _digest(population.dataset.x, population.dataset.y),
+        "data": processes.once(population.dataset, lambda: _digest(population.dataset.x, population.dataset.y)),
         "partition": _digest(*(getattr(population.shares, part).flat for part in ("train", "validation", "test"))),
         "model": _digest(*_model(engine.problem), text=str(engine.problem.module)),
     }
@@ -128,7 +130,8 @@ def _protection(config: ExperimentConfig, population: Population) -> privacy.Pro
 
 
 def _model(problem: Problem) -> tuple[Tensor, ...]:
-    return (problem.start, problem.running) if problem.statistics.size else (problem.start,)
+    rows = (problem.start, problem.running) if problem.statistics.size else (problem.start,)
+    return (*rows, *(value for value in problem.module.parameters() if not value.requires_grad))
 
 
 def _digest(*tensors: Tensor, text: str = "") -> str:

@@ -76,6 +76,7 @@ def make_engine(
         chunk=choices.get("chunk") or config.chunk,
         compile_steps=config.compile,
         precision=config.precision,
+        batch=_batch_size(config),
     )
     if config.convolution == "measured" and "convolution" not in choices:
         engine.measure(_batch_size(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,11 @@ def roles(config: ExperimentConfig) -> Roles:
     return Roles(trainers, newcomers, attackers)
 
 
-def make_population(config: ExperimentConfig, data_dir: Path | None = None) -> Population:
-    """Load the data and deal it out."""
-    dataset = data.load(config.data, data_dir=data_dir, seed=config.seed)
+def make_population(
+    config: ExperimentConfig, data_dir: Path | None = None, load: Callable[..., Dataset] = data.load
+) -> Population:
+    """Load the data and deal it out; ``load`` may give a data set that was loaded before."""
+    dataset = load(config.data, data_dir=data_dir, seed=config.seed)
     refuse_too_many(dataset, config.clients)  # before anything is drawn for each of them
     drawn = roles(config)
     shares = share_out(

@@ -11,14 +11,17 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from coterie import data
 from coterie.algorithms.base import State
 from coterie.compute.engine import Engine
 from coterie.compute.samples import Samples
+from coterie.data import Dataset
 from coterie.rows import Rows, take_rows
 from coterie.rows.placement import Keep, Placement
 from coterie.simulation.exchange import Exchange
@@ -61,6 +64,14 @@ class OneProcess:
     def connect(self, local: Exchange) -> Exchange:
         """Make an exchange that reaches all clients, from one that reaches those of this process."""
         return local
+
+    def load(self, name: str, *, data_dir: Path | None = None, seed: int = 0) -> Dataset:
+        """Load a data set; runs that play together read one that all of them use once."""
+        return data.load(name, data_dir=data_dir, seed=seed)
+
+    def once(self, of: object, make: Callable[[], Result]) -> Result:
+        """Make something of an object; runs that play together, and have the same object, make it once."""
+        return make()
 
     def hold(self, samples: Samples) -> Samples:
         """Give the same samples, as they are held in this process."""

@@ -213,8 +213,8 @@ def _file_of(kind: type) -> str | None:
 
 def _is_own(module: str | None, file: str | None) -> bool:
     """Say whether something was written by the user: in a file that is not installed, or in none, as in a notebook."""
-    if module is None or module == "builtins":
+    if module is None or module == "builtins" or (file is None and module != "__main__"):
         return False
-    if file is None:
-        return module == "__main__"
+    if file is None or module == "__main__":
+        return True
     return file.startswith("<") or not is_installed(Path(file).absolute())

@@ -119,13 +119,13 @@ def test_stopped_and_started_again_it_ends_with_the_same_table(
     made = recipe(parts=both_parts())
     with monkeypatch.context() as patched, pytest.raises(Interrupted, match=r"1 of 6 runs .* with the same command"):
         patched.setattr(Simulation, "play_round", stopping(KeyboardInterrupt, 6))  # within the second run
-        run_recipe(made, out, progress=False)
+        run_recipe(made, out, together=False, progress=False)
     assert not (out / "recipe.md").exists()
     played = 0
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(Simulation, "play_round", stopping(Killed, 4 * 4 + 10))  # within the second part
         patched.setattr(Experiment, "keep", lambda self: None)
-        run_recipe(made, out, progress=False)
+        run_recipe(made, out, together=False, progress=False)
     assert (out / "one" / "table.md").exists() and not (out / "two" / "table.md").exists()
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("*/runs/*/summary.json")}
     assert len(stamps) > 6

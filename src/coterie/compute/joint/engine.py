@@ -144,7 +144,6 @@ class JointEngine:
     """
 
     def __init__(self, engines: Sequence[BatchedEngine]) -> None:
-        self._engines = tuple(engines)
         self._all = _FederatedRuns(engines, join_samples([engine.samples for engine in engines]))
         self._firsts = [int(first) for first in self._all.firsts[:-1]]
         self._tasks: BoundedCache[tuple[Identity, ...], JointTask] = BoundedCache(_TASKS)
@@ -207,6 +206,8 @@ def fit(engine: BatchedEngine) -> Hashable:
         (str(problem.module), problem.layout.names, problem.layout.shapes),
         (problem.loss, problem.start.dtype, str(engine.device)),
         (tuple(samples.x.shape[1:]), samples.x.dtype, samples.y.dtype, samples.class_counts.shape[1], samples.dtype),
+        # Clients that are scaled by statistics of their own are told apart by their samples, which no other run has.
+        id(samples) if samples.statistics_of is not None else None,
         (samples.noise is None, str([value.flatten().tolist() for value in scaling])),
         (engine.kernel, engine.convolution, engine.compile_steps, engine.record, engine.precision),
     )

@@ -1,12 +1,14 @@
 """Models applied to rows: one module for many parameter rows.
 
-There are three ways to compute the same outputs:
+There are several ways to compute the same outputs:
 
 - :class:`ModuleNet` calls the plain module for one row after another. It is the oracle of the tests and the net of the
   ``loop`` engine.
 - :class:`VmapNet` vectorises the module with ``torch.func.vmap``. It takes any module.
 - :class:`~coterie.compute.nets.stacked.StackedNet` walks the module's graph with the weights of every layer stacked
   over rows. It is the fastest.
+- :class:`~coterie.compute.nets.folded.FoldedNet` calls a module that has no graph once for all rows, with the layers
+  that are trained stacked over rows.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from coterie import kernels
 from coterie.errors import ModelError
@@ -233,6 +236,19 @@ class VmapNet(RowNet):
 def keyed(module: nn.Module) -> list[str]:
     """Name the dropout layers of a module that drop anything."""
     return [name for name, child in module.named_modules() if isinstance(child, StreamDropout) and child.p > 0]
+
+
+def branches_on_values(module: nn.Module, x: Tensor) -> bool:
+    """Return whether a module looks at numbers to decide what it computes: it is run on samples that have none.
+
+    Such a model cannot be called once for the samples of several clients, and cannot be recorded on a GPU.
+    """
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake, FunctionCalls(None):
+        try:
+            module(fake.from_tensor(x))
+        except Exception:  # whatever it does with what it looks at
+            return True
+    return False
 
 
 def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float, backward: bool = False) -> bool:

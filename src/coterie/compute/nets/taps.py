@@ -59,6 +59,14 @@ class GradientTap:
             self.weights["bias"].add_(step.sum(1))
 
 
+def descend_along(taps: list[GradientTap], total: Tensor, rate: Tensor) -> None:
+    """Take the step ``weights − rate · gradient of total`` in place, at all taps."""
+    gradients = torch.autograd.grad(total, [tap.watched for tap in taps], allow_unused=True)
+    for tap, gradient in zip(taps, gradients, strict=True):
+        if gradient is not None:
+            tap.update_(gradient, rate)
+
+
 _LINEAR = nn.Linear(1, 1)  # its stacked form looks at nothing but the weights it is given
 
 

@@ -8,6 +8,7 @@
       network.py          the layers, as PyTorch code
       NAME.safetensors    the parameters of each client's model
       NAME.onnx           the same with what is done to raw rows, for other programs, where it was asked for
+      NAME.peft/          adapters and head as PEFT reads them, where the model has adapters
       code/               the source of the module, where it is the user's own
 """
 
@@ -26,9 +27,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from coterie.errors import ConfigError, RunFolderError
+from coterie.errors import ConfigError, CoterieError, RunFolderError
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_validation
+from coterie.models.hugging_face_network import HuggingFaceModel
 from coterie.results import Result
 from coterie.results.export import onnx_graph
 from coterie.results.export.network_code import CODE, GRAPH, Form, network_source, write_graph
@@ -38,7 +40,7 @@ from coterie.runs.storage import read_code
 from coterie.runs.storage.atomic_files import write_json, write_text
 from coterie.runs.storage.code_folder import write_code
 from coterie.runs.storage.tensor_file import save_named
-from coterie.user_code import OBJECT
+from coterie.user_code import OBJECT, as_given, find
 
 Kind = Literal["personal", "global", "hybrid"]
 """The client's own model, the one for all, or whichever of the two is better on the client's validation samples."""
@@ -139,6 +141,7 @@ def export(
     if onnx:
         onnx_graph.refuse_without_packages()
     result = Result(run)
+    _refuse_object(str(result.config["model"]))
     summary = result.summary
     restored = RestoredRun(result, folder.absolute().parent, None if data_dir is None else Path(data_dir))
     algorithm = restored.parts.simulation.algorithm
@@ -175,6 +178,19 @@ def export(
         _write_code(draft, restored, module, form)
     files = tuple(folder / _onnx_name(entry) for entry in entries) if onnx else ()
     return Exported(folder, about, files)
+
+
+def _refuse_object(model: str) -> None:
+    """Refuse a model that was handed over by another program, of which nothing is here."""
+    if not model.startswith(OBJECT):
+        return
+    try:
+        find("model", model)
+    except CoterieError:
+        raise ConfigError(
+            f"model is {as_given(model)!r}, an object, of which the run's folder has no code that could be taken home: "
+            "export it in the program that handed it over, or begin a run with import:module:Class"
+        ) from None
 
 
 def _refuse_place(folder: Path) -> None:
@@ -271,8 +287,11 @@ def _about(restored: RestoredRun, wanted: str, entries: list[dict[str, Any]]) ->
 
 
 def _save(module: nn.Module, path: Path) -> None:
-    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
-    save_named(path, tensors)
+    # What is frozen of a model of Hugging Face's is in a folder of its own, and may be large.
+    state = module.trained() if isinstance(module, HuggingFaceModel) else module.state_dict()
+    save_named(path, {name: value.detach().cpu().clone().contiguous() for name, value in state.items()})
+    if isinstance(module, HuggingFaceModel):
+        module.save_adapters(path.with_suffix(".peft"))
 
 
 def _write_code(draft: Path, restored: RestoredRun, module: nn.Module, form: Form) -> None:

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import ConfigError
-from coterie.models import residual
+from coterie.models import hugging_face_network, residual
 from coterie.models.dropout import StreamDropout
+from coterie.models.hugging_face_network import HuggingFaceModel
 from coterie.models.network import Network
 from coterie.models.registry import import_call
 from coterie.results.export.standalone.forms import TwoHeads
@@ -107,6 +108,9 @@ def network_source(
 
     ``copies`` are the user's own source as it lies in the folder ``code``, nothing if there is none.
     """
+    if isinstance(module, HuggingFaceModel) and form.maker is None:
+        loading = inspect.getsource(hugging_face_network)
+        return loading + "\n\n" + _MAKE.format(call=f"load_network({', '.join(_written(module.made_with))})")
     if model.startswith(OBJECT):
         imports = {"from pathlib import Path", "import torch", "from torch import nn"}
         return _file(title, imports, [_GRAPH.format(file=GRAPH)])

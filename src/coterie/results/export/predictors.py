@@ -21,7 +21,7 @@ _PROBES = 8
 def predictor(parts: Assembly, rows: Rows) -> tuple[Form, nn.Module] | None:
     """Give the form and the module with these parameters; ``None`` if the method predicts in a way that has none."""
     engine = parts.engine
-    made = _made(engine, rows, getattr(parts.simulation.algorithm, "threshold", 0.0))
+    made = _made(engine, rows, float(parts.simulation.algorithm.settings().get("threshold", 0.0)))
     if made is None:
         return None
     form, module = made
@@ -38,7 +38,9 @@ def predictor(parts: Assembly, rows: Rows) -> tuple[Form, nn.Module] | None:
 
 def _made(engine: Engine, rows: Rows, threshold: float) -> tuple[Form, nn.Module] | None:
     problem = engine.problem
-    network = copy.deepcopy(problem.module)
+    # What is frozen is never loaded again, and may be large.
+    frozen = {id(value): value for value in problem.module.parameters() if not value.requires_grad}
+    network = copy.deepcopy(problem.module, frozen)
     if STATISTICS in rows:
         network.load_state_dict(statistics_state(problem.statistics, rows[STATISTICS]), strict=False)
         rows = {name: value for name, value in rows.items() if name != STATISTICS}

@@ -37,11 +37,8 @@ from coterie.simulation.processes import OneProcess
 from coterie.studies.comparison.plan import ComparisonPlan, PlannedRun
 from coterie.studies.comparison.standings import Standings, standings
 from coterie.studies.comparison.tables import csv_text, plain, table
-from coterie.studies.comparison.together import joined, run_joined
+from coterie.studies.comparison.together import joined, play_group
 from coterie.studies.comparison.workers import (
-    EndedRun,
-    Group,
-    RoundCallback,
     RunFunction,
     divided,
     play_groups,
@@ -61,6 +58,7 @@ def compare(
     data_dir: str | os.PathLike[str] | None = None,
     at: At = "final",
     jobs: int = 1,
+    together: bool = True,
     progress: bool | PartProgress = True,
     track: Sequence[str] = (),
 ) -> Standings:
@@ -81,6 +79,8 @@ def compare(
         data, as many papers do.
     jobs
         How many runs at a time; more than one are processes of their own, which share the CPU's cores.
+    together
+        Let runs of one shape play together; otherwise each plays by itself.
     progress
         Show progress; or the part that this comparison is of a study, whose progress is shown.
     track
@@ -99,7 +99,7 @@ def compare(
     play = functools.partial(_play, folder, data_dir, tuple(track))
     with _locked(plan, folder):
         with _shown(plan, progress) as part:
-            diverged = _run_all(plan, folder, play, jobs, part)
+            diverged = _run_all(plan, folder, play, jobs, together, part)
         found = standings(plan, _results(plan, folder, diverged), at)
         shown = table(found)
         write_json(folder / STANDINGS, plain(found))
@@ -142,7 +142,7 @@ def _shown(plan: ComparisonPlan, progress: bool | PartProgress) -> Iterator[Part
 
 
 def _run_all(
-    plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, progress: PartProgress
+    plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, together: bool, progress: PartProgress
 ) -> Mapping[str, str]:
     """Run what is left, and give the runs that diverged with the sentence that says so."""
     diverged = read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {}
@@ -155,8 +155,8 @@ def _run_all(
     try:
         with _stopped_by_sigterm(folder):
             count = workers_that_gain(jobs, len(left), {run.config.device for run in left})
-            groups = divided(joined(left), count)
-            ends = play_groups(groups, functools.partial(_play_group, play), count, progress.round_ended)
+            groups = divided(joined(left) if together else [[run] for run in left], count)
+            ends = play_groups(groups, functools.partial(play_group, play), count, progress.round_ended)
             with contextlib.closing(ends):
                 for run, sentence in ends:
                     if sentence is not None:
@@ -195,10 +195,6 @@ def _stopped_by_sigterm(folder: Path) -> Iterator[None]:
 
 def _finished(folder: Path, run: PlannedRun) -> bool:
     return (folder / _RUNS / run.name / "summary.json").exists()
-
-
-def _play_group(play: RunFunction, group: Group, round_ended: RoundCallback) -> Iterator[EndedRun]:
-    return run_joined(group, play, round_ended)
 
 
 def _play(

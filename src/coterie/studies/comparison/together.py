@@ -48,12 +48,11 @@ def joined(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     return list(groups.values())
 
 
-def run_joined(
-    runs: Sequence[PlannedRun], play: JointFunction, round_ended: RoundCallback
+def play_group(
+    play: JointFunction, runs: Sequence[PlannedRun], round_ended: RoundCallback
 ) -> Generator[EndedRun, None, None]:
-    """Play runs in this process: those that may, together, and the others one after the other."""
-    for group in joined(runs):
-        yield from (run_in_turn if len(group) == 1 else run_together)(group, play, round_ended)
+    """Play a group in this process: together, or a run by itself."""
+    return (run_in_turn if len(runs) == 1 else run_together)(runs, play, round_ended)
 
 
 def run_together(

@@ -253,6 +253,10 @@ def _end(workers: Collection[_Worker]) -> None:
         while True:
             try:
                 worker.hand.close()
+                # What it still tells is heard: in a full pipe it would wait for ever.
+                with contextlib.suppress(EOFError, OSError):
+                    while True:
+                        worker.hear.recv()
                 worker.process.join()
                 break
             except KeyboardInterrupt:

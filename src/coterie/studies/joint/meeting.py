@@ -28,6 +28,7 @@ from coterie.compute.joint import (
     same_net,
     signature,
 )
+from coterie.data.shelf import DatasetShelf
 from coterie.errors import Interrupted
 from coterie.simulation.measurement import Measured, Measurement, Targets, measured, targets_end_to_end
 from coterie.simulation.processes import OneProcess
@@ -43,8 +44,8 @@ class Meeting:
     ----------
     stopped_by
         The signal by which the user asked for a stop, ``None`` if there was none.
-    store
-        The samples of all runs.
+    store, datasets, made
+        The samples of all runs, the data sets that they come from, and what was made of objects that they share.
     """
 
     joins_models: bool = False
@@ -52,7 +53,8 @@ class Meeting:
 
     def __init__(self) -> None:
         self.stopped_by: int | None = None
-        self.store = SampleStore()
+        self.store, self.datasets = SampleStore(), DatasetShelf()
+        self.made: dict[int, tuple[object, Any]] = {}  # by the address of the object, which is held
         self._seats: list[Seat] = []
         self._engines: dict[Seat, tuple[JointEngine, int]] = {}
         self._at_once = self._undoable = False

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from coterie.compute.batched import BatchedEngine
 from coterie.compute.engine import Engine
 from coterie.compute.joint import GuestEngine, PredictAsk, TaskAsk
 from coterie.compute.samples import Samples
+from coterie.data import Dataset
 from coterie.rows import matrix_units
 from coterie.simulation.exchange import Exchange, LocalExchange
 from coterie.simulation.measurement import Measured, Measurement
@@ -21,6 +23,8 @@ from coterie.simulation.processes import OneProcess
 
 if TYPE_CHECKING:
     from coterie.studies.joint.meeting import Meeting
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,18 @@ class SeatedProcess(OneProcess):
 
     def __init__(self, meeting: Meeting, seat: Seat) -> None:
         self._meeting, self._seat = meeting, seat
+
+    def load(self, name: str, *, data_dir: Path | None = None, seed: int = 0) -> Dataset:
+        """Load a data set, or give the one that an earlier run loaded."""
+        return self._meeting.datasets.load(name, data_dir=data_dir, seed=seed)
+
+    def once(self, of: object, make: Callable[[], Result]) -> Result:
+        """Make something of an object, or give what an earlier run made of it."""
+        made = self._meeting.made
+        if id(of) not in made:
+            made[id(of)] = of, make()
+        found: Result = made[id(of)][1]
+        return found
 
     def hold(self, samples: Samples) -> Samples:
         """Hold samples once that several runs have."""

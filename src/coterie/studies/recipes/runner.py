@@ -52,6 +52,7 @@ def run_recipe(
     over: Mapping[str, Any] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     jobs: int = 1,
+    together: bool = True,
     progress: bool = True,
     tell: Tell = lambda sentence: None,
 ) -> RecipeOutcome:
@@ -77,6 +78,8 @@ def run_recipe(
         Where data sets lie.
     jobs
         How many runs at a time.
+    together
+        Let runs of one shape play together; otherwise each plays by itself.
     progress
         Show progress.
     tell
@@ -104,7 +107,7 @@ def run_recipe(
                 ended.append(PartOutcome(part, plan, absent=absent[part.name]))
                 continue
             tell(f"{part.heading}, part {number} of {len(chosen)}: {len(plan.runs)} runs")
-            ended.append(_play(recipe, part, plan, folder / part.name, place, jobs, shown[part.name]))
+            ended.append(_play(recipe, part, plan, folder / part.name, place, jobs, together, shown[part.name]))
             if ended[-1].failed:
                 shown[part.name].given_up()
                 tell(f"{part.heading} failed: {ended[-1].failed}")
@@ -125,10 +128,11 @@ def _play(
     folder: Path,
     data_dir: Path | None,
     jobs: int,
+    together: bool,
     progress: PartProgress,
 ) -> PartOutcome:
     try:
-        compare(plan, folder, data_dir=data_dir, at=part.at, jobs=jobs, progress=progress)
+        compare(plan, folder, data_dir=data_dir, at=part.at, jobs=jobs, together=together, progress=progress)
         results = load_results(plan, folder)
         numbers = read_values(part, plan, results, recipe.unit)
     except Interrupted:
