@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from coterie.errors import ConfigError, RunFolderError
+from coterie.errors import ConfigError, CoterieError, RunFolderError
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_validation
 from coterie.models.hugging_face_network import HuggingFaceModel
@@ -40,7 +40,7 @@ from coterie.runs.storage import read_code
 from coterie.runs.storage.atomic_files import write_json, write_text
 from coterie.runs.storage.code_folder import write_code
 from coterie.runs.storage.tensor_file import save_named
-from coterie.user_code import OBJECT, as_given
+from coterie.user_code import OBJECT, as_given, find
 
 Kind = Literal["personal", "global", "hybrid"]
 """The client's own model, the one for all, or whichever of the two is better on the client's validation samples."""
@@ -181,11 +181,16 @@ def export(
 
 
 def _refuse_object(model: str) -> None:
-    if model.startswith(OBJECT):
+    """Refuse a model that was handed over by another program, of which nothing is here."""
+    if not model.startswith(OBJECT):
+        return
+    try:
+        find("model", model)
+    except CoterieError:
         raise ConfigError(
             f"model is {as_given(model)!r}, an object, of which the run's folder has no code that could be taken home: "
-            "begin a run with import:module:Class, or with a model by its name"
-        )
+            "export it in the program that handed it over, or begin a run with import:module:Class"
+        ) from None
 
 
 def _refuse_place(folder: Path) -> None:
