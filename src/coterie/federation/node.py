@@ -144,8 +144,9 @@ class Node:
         header = envelope.header
         purpose, task = str(header["purpose"]), str(header["task"])
         message = envelope.under("message")
-        if task not in resident.simulation.tasks:
-            raise Rejected(f"it asks for the task {task!r}, which the method does not have")
+        known = {each.purpose for each in resident.seen if each.task == task and not each.up}
+        if task not in resident.simulation.tasks or (known and purpose not in known):
+            raise Rejected(f"it asks for the task {task!r} in {purpose!r}, where the method has none of that name")
         self._check(message, resident, purpose, task)
         self.means.check(resident.simulation.tasks[task])
         call = Call(int(header["round"]), purpose, int(header["exchange"]))
