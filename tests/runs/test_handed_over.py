@@ -324,6 +324,7 @@ def test_the_run_is_looked_at_without_its_objects(tmp_path: Path, monkeypatch: p
     for memory in (registry._registered, registry._handed_over):
         monkeypatch.delitem(memory, "halved")  # as in another process
     monkeypatch.setattr(objects, "_kept", {})
+    monkeypatch.setattr(objects, "_held", {})
     result = coterie.load(tmp_path / "a")
     assert "Halved" in str(result.table()) and result.shares["name"].tolist() == ["north", "east", "south"]
     with pytest.raises(ConfigError, match="of which the run's folder has no code that could be taken home"):
