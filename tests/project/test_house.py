@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BUILD = ("hatchling", "editables")  # what the Makefile installs to build the package
-EXTRAS = ("dev", "federation", "hf", "privacy")  # and those that it installs with it
+EXTRAS = ("data-hub", "dev", "federation", "hf", "privacy")  # and those that it installs with it
 
 
 def constraints() -> dict[str, str]:
