@@ -131,7 +131,11 @@ def main() -> None:
                 mine = [kernel["seconds"] for kernel in fresh if kernel["name"] == name]
                 print(f"   {name}: {len(mine)} in {sum(mine):.2f} s", flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"command": "benchmarks/cold_start.py", "starts": found}, indent=1))
+        import measuring  # here, because what a start imports is timed
+        import torch
+
+        facts = measuring.facts("cuda" if torch.cuda.is_available() else "cpu")
+        measuring.write(args.json, {"command": "benchmarks/cold_start.py", **facts, "rows": found})
 
 
 if __name__ == "__main__":

@@ -109,6 +109,7 @@ def test_every_setting_has_an_option(coterie: Coterie, monkeypatch: pytest.Monke
         "test_fraction": 0.3,
         "scarcity": 9,
         "local": "head",
+        "buffers": "frozen",
         "scope": "pooled",
         "max_test": 8,
         "hold_out": 0.3,

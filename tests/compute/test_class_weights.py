@@ -153,7 +153,7 @@ def engine_of(folder: Path, labels: dict[str, str], **what: Any) -> Any:
     )
     frame["age"] = np.arange(len(frame)) % 7.0
     frame.to_csv(folder / "t.csv", index=False)
-    text = f"table:{folder / 't.csv'},label=ill,client=clinic"
+    text = f"table:{folder / 't.csv'},label=ill,client=clinic,norm=none"
     given = {"algorithm": "fedavg", "data": text, "model": "linear", "class_weights": "balanced", **what}
     config = from_mapping(given)
     population = make_population(config)

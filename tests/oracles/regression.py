@@ -69,8 +69,8 @@ class Recorder:
         self.seen: dict[int, list[tuple[Array, Array]]] = defaultdict(list)
         original = LoopEngine._batch
 
-        def watched(engine: LoopEngine, index: Tensor, context: Any, share: float, key: Tensor | None) -> Any:
-            batch = original(engine, index, context, share=share, key=key)
+        def watched(engine: LoopEngine, index: Tensor, context: Any, *others: Any) -> Any:
+            batch = original(engine, index, context, *others)
             self.seen[int(context.clients)].append((batch.x[0].numpy(), batch.y[0].numpy()))
             return batch
 
