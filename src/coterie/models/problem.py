@@ -48,7 +48,22 @@ LOSSES: Mapping[str, PerSampleLoss] = {
 
 
 def logits_alone(module: nn.Module, given: object, outputs: Any) -> Any:
-    """Take the logits of an output that has them beside other things, as a hook on a module."""
+    """Take the logits of an output that has them beside other things, as a hook on a module.
+
+    Parameters
+    ----------
+    module
+        The module.
+    given
+        What it was given.
+    outputs
+        What it gave.
+
+    Returns
+    -------
+    Any
+        The logits, or what was given where there are none.
+    """
     return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
 
 

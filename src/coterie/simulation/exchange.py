@@ -111,7 +111,9 @@ class LocalExchange:
 
     def deliver(self, request: Request) -> Replies:
         clients, call = request.clients, request.call
-        state = self.clients.on_demand(clients)  # many tasks look at none of it
+        # Many tasks look at none of it. Rows that lie elsewhere are taken now, before those of the next cohort.
+        here = self.placement.keep == "device"
+        state = self.clients.on_demand(clients) if here else self.clients.gather(clients)
         if call.purpose == "round":
             self.placement.prefetch(in_round=True)  # the next cohort's rows come while this one computes
         with calling(f"{self.title}, task {request.task!r}"):
