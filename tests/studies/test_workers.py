@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -29,7 +30,9 @@ from coterie.studies.comparison.workers import (
 from tests.small_runs import SMALL
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-COMMAND = [sys.executable, "-W", "ignore", "-c", "from coterie.cli import main; main()"]
+# Whoever runs the tests in the background may have Ctrl-C ignored, which what they start would inherit.
+HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+COMMAND = [sys.executable, "-W", "ignore", "-c", f"{HEARD}; from coterie.cli import main; main()"]
 Rounds = list[tuple[str, int, float | None]]
 
 
@@ -198,11 +201,15 @@ def test_ctrl_c_while_workers_start_is_one_sentence(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,  # a terminal of its own: Ctrl-C reaches all that were started there
     ) as process:
-        until = time.monotonic() + 60
-        while len(started := children_of(process.pid)) < 3 and time.monotonic() < until:  # two, and their tracker
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        try:
+            until = time.monotonic() + 60
+            while len(started := children_of(process.pid)) < 3 and time.monotonic() < until:  # two, and their tracker
+                time.sleep(0.01)
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode, out) == (130, "")
     assert err == "interrupted; 0 of 2 runs are finished and all is kept in all: go on with the same command\n"
     assert len(started) == 3
