@@ -21,6 +21,7 @@ The folders: as in ``side_by_side.py`` for pfl, and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -105,37 +106,25 @@ def measure(
     """Let all play the same rounds in turn."""
     apart = updates_apart(work, device, making)
     federation = Federation(work, device)
-    playing = {}
-    try:
+    playing: dict[str, rivals.Rival] = {}
+    with contextlib.ExitStack() as unfinished:
         for each, make in making.items():
             playing[each] = make(federation)
-        start = federation.score(playing["ours"].parameters())
-        setting = side_by_side.Setting(device, repeats=repeats, warm=warm)
-        times, used, others = side_by_side.in_turn(playing, setting)
-        reached = {each: federation.score(player.parameters()) for each, player in playing.items()}
-    finally:
-        for player in playing.values():
-            player.close()
-    losses = rivals.same_work(list(reached.values()), start["loss"])
-    seconds = {each: measuring.spread(taken) for each, taken in times.items()}
-    processor = {each: measuring.spread(taken) for each, taken in used.items()}
+            unfinished.callback(playing[each].close)
+        unfinished.pop_all()
+    played = side_by_side.play(federation, playing, side_by_side.Setting(device, repeats=repeats, warm=warm))
+    losses, seconds, processor = played.losses_apart, played.seconds, played.processor
     return {
-        "work": name,
-        "model": work.model,
-        "parameters": sum(parameter.numel() for parameter in federation.module().parameters()),
-        "clients": len(work.sizes),
-        "cohort": work.cohort,
-        "batch": work.batch,
-        "steps": work.steps,
+        **side_by_side.facts_of(name, work, federation),
         "seconds": seconds,
         "processor_seconds": processor,
         "best": best(processor if clock == "processor" else seconds),
         "updates_apart": apart,
         "losses_apart": losses,
         "same_work": losses <= side_by_side.APART and all(part <= EXACT for part in exact(apart).values()),
-        "others_share_of_cores": others.share,
-        "start": start,
-        "reached": reached,
+        "others_share_of_cores": played.others.share,
+        "start": played.start,
+        "reached": played.reached,
     }
 
 

@@ -117,27 +117,12 @@ def measure(name: str, work: Work, setting: Setting) -> dict[str, Any]:
     """Let all play the same rounds in turn."""
     rates = measuring.ceilings(setting.device, setting.smallest, measuring.CLOCKS[setting.clock])
     federation = Federation(work, setting.device)
-    playing = setting.contenders(federation)
-    try:
-        start = federation.score(playing["ours"].parameters())
-        times, used, others = in_turn(playing, setting)
-        reached = {rival: federation.score(player.parameters()) for rival, player in playing.items()}
-    finally:
-        for player in playing.values():
-            player.close()
-    apart = rivals.same_work(list(reached.values()), start["loss"])
-    seconds = {rival: measuring.spread(taken) for rival, taken in times.items()}
-    processor = {rival: measuring.spread(taken) for rival, taken in used.items()}
+    played = play(federation, setting.contenders(federation), setting)
+    times, used, seconds, processor = played.times, played.used, played.seconds, played.processor
     counted = processor if setting.clock == "processor" else seconds
     floors = {rival: rivals.floor(work, rates, _product(rival)) for rival in times}
     return {
-        "work": name,
-        "model": work.model,
-        "parameters": sum(parameter.numel() for parameter in federation.module().parameters()),
-        "clients": len(work.sizes),
-        "cohort": work.cohort,
-        "batch": work.batch,
-        "steps": work.steps,
+        **facts_of(name, work, federation),
         "samples": work.samples,
         "seconds": seconds,
         "ratios": _ratios(times),
@@ -148,12 +133,63 @@ def measure(name: str, work: Work, setting: Setting) -> dict[str, Any]:
         "roofline": {rival: floors[rival]["seconds"] / found["median"] for rival, found in counted.items()},
         "floor": floors["ours"],
         "ceilings": rates,
-        "others_share_of_cores": others.share,
-        "start": start,
-        "reached": reached,
-        "losses_apart": apart,
-        "same_work": apart <= APART,
+        "others_share_of_cores": played.others.share,
+        "start": played.start,
+        "reached": played.reached,
+        "losses_apart": played.losses_apart,
+        "same_work": played.losses_apart <= APART,
     }
+
+
+def facts_of(name: str, work: Work, federation: Federation) -> dict[str, Any]:
+    """Say what the work is."""
+    return {
+        "work": name,
+        "model": work.model,
+        "parameters": sum(parameter.numel() for parameter in federation.module().parameters()),
+        "clients": len(work.sizes),
+        "cohort": work.cohort,
+        "batch": work.batch,
+        "steps": work.steps,
+    }
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of a work that all played in turn."""
+
+    start: dict[str, float]
+    reached: dict[str, dict[str, float]]
+    times: Times
+    used: Times
+    others: measuring.Others
+
+    @property
+    def losses_apart(self) -> float:
+        """How far apart they ended, as a part of the way that they went."""
+        return rivals.same_work(list(self.reached.values()), self.start["loss"])
+
+    @property
+    def seconds(self) -> dict[str, dict[str, Any]]:
+        """Seconds of a round by the wall's clock."""
+        return {each: measuring.spread(taken) for each, taken in self.times.items()}
+
+    @property
+    def processor(self) -> dict[str, dict[str, Any]]:
+        """Seconds of processor time of a round."""
+        return {each: measuring.spread(taken) for each, taken in self.used.items()}
+
+
+def play(federation: Federation, playing: Mapping[str, rivals.Rival], setting: Setting) -> Played:
+    """Have all play in turn, and end them whatever happens."""
+    try:
+        start = federation.score(playing["ours"].parameters())
+        times, used, others = in_turn(playing, setting)
+        reached = {each: federation.score(player.parameters()) for each, player in playing.items()}
+    finally:
+        for player in playing.values():
+            player.close()
+    return Played(start, reached, times, used, others)
 
 
 def in_turn(playing: Mapping[str, rivals.Rival], setting: Setting) -> tuple[Times, Times, measuring.Others]:

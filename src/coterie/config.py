@@ -264,7 +264,7 @@ def from_mapping(values: Mapping[str, Any]) -> ExperimentConfig:
         **clients_of_the_data(config.data, config.partition, given),
         "privacy": None if config.privacy is None else _written_privacy(config.privacy),
         "scratch": None if config.scratch is None else str(Path(config.scratch).expanduser().absolute()),
-        **_algorithm_file(config),
+        **registry.recorded(config.algorithm, config.algorithm_sha256),
     }
     return config.model_copy(update=places)
 
@@ -377,25 +377,6 @@ def _with_absolute_paths(text: str) -> str:
     source = options.resolve("data set", text, SOURCES)
     paths = {name: value.expanduser().absolute() for name, value in source if isinstance(value, Path)}
     return source.model_copy(update=paths).text()
-
-
-def _algorithm_file(config: ExperimentConfig) -> dict[str, str]:
-    if not registry.is_file(config.algorithm):
-        known = registry.handed_over(config.algorithm)
-        if config.algorithm_sha256 not in (None, known):
-            raise ConfigError(
-                f"algorithm {config.algorithm!r} is not the class that the run began with: hand the old one over, or "
-                "begin a new run"
-            )
-        return {} if known is None else {"algorithm_sha256": known}
-    path = Path(config.algorithm).expanduser().resolve()
-    content = registry.digest(path)
-    if config.algorithm_sha256 not in (None, content):
-        raise ConfigError(
-            f"the algorithm file {str(path)!r} is not the one that the run began with: put the old one back, or begin "
-            "a new run"
-        )
-    return {"algorithm": str(path), "algorithm_sha256": content}
 
 
 def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:

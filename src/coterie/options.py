@@ -13,12 +13,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from coterie.errors import ConfigError, UnknownName, nearest
 
 _AUTO = "auto"  # how None is written: the value then depends on the data
+
+
+def split_at_plus(value: Any) -> Any:
+    """Take a text such as ``name+date`` apart; what is no text stays as it is.
+
+    Parameters
+    ----------
+    value
+        The value of a field that holds several.
+
+    Returns
+    -------
+    object
+        The parts, without empty ones, or the value.
+    """
+    return [part for part in value.split("+") if part] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(split_at_plus)]
+"""Several names in one line of text, with ``+`` between them."""
 
 
 @dataclass(frozen=True)

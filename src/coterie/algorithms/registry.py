@@ -228,3 +228,41 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
     """
     algorithm = get(name)
     return options.make(algorithm, settings or {}, algorithm.title)
+
+
+def recorded(name: str, before: str | None) -> dict[str, str]:
+    """Give what a configuration records of a method that is not the library's own; ``before`` is what it recorded.
+
+    Parameters
+    ----------
+    name
+        The method's name, or its file.
+    before
+        The digest of its code when the run began, if it has begun.
+
+    Returns
+    -------
+    dict of str to str
+        The method's file, its digest; empty for one of the library's own.
+
+    Raises
+    ------
+    ConfigError
+        If its code is not what it was.
+    """
+    if not is_file(name):
+        known = handed_over(name)
+        if before not in (None, known):
+            raise ConfigError(
+                f"algorithm {name!r} is not the class that the run began with: hand the old one over, or begin a new "
+                "run"
+            )
+        return {} if known is None else {"algorithm_sha256": known}
+    path = Path(name).expanduser().resolve()
+    content = digest(path)
+    if before not in (None, content):
+        raise ConfigError(
+            f"the algorithm file {str(path)!r} is not the one that the run began with: put the old one back, or begin "
+            "a new run"
+        )
+    return {"algorithm": str(path), "algorithm_sha256": content}

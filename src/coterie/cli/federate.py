@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
+from coterie import signals
 from coterie.algorithms import registry
 from coterie.cli import agreeing, watching
 from coterie.cli.console import err, out
@@ -262,11 +263,8 @@ def _terminated_as_interrupt() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with signals.handled(stop, signal.SIGTERM):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _placed(track: str) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from coterie import signals
 from coterie.cli.console import err
 from coterie.errors import ConfigError
 
@@ -45,11 +46,6 @@ def watch(
         # Not from this thread, which serves: shutdown waits until it has stopped.
         threading.Thread(target=server.shutdown).start()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    err.print(f"the page is at http://{host}:{server.server_address[1]}/", highlight=False)
-    try:
-        with contextlib.closing(server.socket):
-            server.serve_forever(poll_interval=0.2)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with signals.handled(stop, signal.SIGINT, signal.SIGTERM), contextlib.closing(server.socket):
+        err.print(f"the page is at http://{host}:{server.server_address[1]}/", highlight=False)
+        server.serve_forever(poll_interval=0.2)

@@ -20,8 +20,8 @@ from coterie.errors import DataError
 from coterie.tasks import TaskName
 
 
-class TableOptions(Protocol):
-    """What is said of a table: the fields of a source that has one."""
+class ColumnOptions(Protocol):
+    """What is said of the columns of any data that have some."""
 
     @property
     def label(self) -> str:
@@ -34,6 +34,10 @@ class TableOptions(Protocol):
     @property
     def drop(self) -> tuple[str, ...]:
         """Columns to leave out."""
+
+
+class TableOptions(ColumnOptions, Protocol):
+    """What is said of a table: the fields of a source that has one."""
 
     @property
     def columns(self) -> Path | None:

@@ -8,37 +8,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
+from coterie import options
 from coterie.data._user_data import UserSource, count_owners, encode_owner
 from coterie.data.collected import SamplePiece, as_inputs, put_together, read_items
 from coterie.data.dataset import Dataset
-from coterie.data.frames import checked_frame, dataset_of
+from coterie.data.frames import ColumnOptions, checked_frame, dataset_of
 from coterie.errors import ConfigError, DataError
 from coterie.tasks import TaskName
 
 _LABEL = "label"  # the column to predict, unless another is named
 
 
-class HubOptions(Protocol):
+class HubOptions(ColumnOptions, Protocol):
     """What is said of the columns of such a data set."""
-
-    @property
-    def label(self) -> str:
-        """The column to predict."""
-
-    @property
-    def client(self) -> str:
-        """The column that says whose a row is."""
-
-    @property
-    def drop(self) -> tuple[str, ...]:
-        """Columns to leave out."""
 
     @property
     def input(self) -> str:
@@ -161,10 +150,6 @@ def piece_of(data: Any, source: HubOptions, where: str) -> SamplePiece:
     return SamplePiece(as_inputs(rows, where), np.asarray(data.with_format(None)[label][:]))
 
 
-def _split(value: Any) -> Any:
-    return [part for part in value.split("+") if part] if isinstance(value, str) else value
-
-
 class HubSource(UserSource):
     """A data set that Hugging Face's library wrote to a folder (save_to_disk)."""
 
@@ -176,7 +161,7 @@ class HubSource(UserSource):
     label: str = Field(_LABEL, description="the column to predict")
     client: str = Field("", description="the column that says whose a row is")
     input: str = Field("", description="the column to predict from; unless given, the one with images or sequences")
-    drop: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field((), description="columns to leave out")
+    drop: options.Names = Field((), description="columns to leave out")
     columns: Path | None = Field(None, description="of a table: a file that says what the columns are")
     length: int | None = Field(None, ge=1, description="cut or fill up sequences to this; auto: the longest one's")
     padding: int = Field(0, ge=0, description="the number that sequences are filled up with")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
@@ -34,10 +34,6 @@ _NOBODY = "x@" + "0" * 32
 _OF_TABLES = ("label", "client", "drop", "columns", "sequence")
 
 
-def _split(value: Any) -> Any:
-    return [part for part in value.split("+") if part] if isinstance(value, str) else value
-
-
 class ObjectSource(UserSource):
     """An object of a Python program: see coterie.run."""
 
@@ -48,7 +44,7 @@ class ObjectSource(UserSource):
     what: str = Field(pattern=r"^[^@:,]+@[0-9a-f]{32}$", description="what it is, and its digest")
     label: str = Field("", description="the column to predict")
     client: str = Field("", description="the column that says whose a row is")
-    drop: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field((), description="columns to leave out")
+    drop: options.Names = Field((), description="columns to leave out")
     columns: Path | None = Field(None, description="a file that says what the columns are")
     input: str = Field("", description="the column to predict from, of a Dataset of Hugging Face's")
     sequence: str = Field("", description="the column with a list of whole numbers for each row")

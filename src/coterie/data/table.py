@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pandas as pd
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
+from coterie import options
 from coterie.data._user_data import UserSource, count_owners
 from coterie.data.dataset import Dataset
 from coterie.data.frames import TableContent, checked_frame, content_of, dataset_of, owners_of
 from coterie.data.table_schema import TableSchema
 from coterie.errors import DataError
 from coterie.tasks import TaskName
-
-
-def _split(value: Any) -> Any:
-    return [part for part in value.split("+") if part] if isinstance(value, str) else value
-
-
-ColumnNames = Annotated[tuple[str, ...], BeforeValidator(_split)]
 
 
 class TableSource(UserSource):
@@ -33,7 +27,7 @@ class TableSource(UserSource):
     path: Path = Field(description="the file")
     label: str = Field(description="the column to predict")
     client: str = Field("", description="the column that says whose a row is")
-    drop: ColumnNames = Field((), description="columns to leave out, as name+date")
+    drop: options.Names = Field((), description="columns to leave out, as name+date")
     columns: Path | None = Field(
         None, description="a file that says what the columns are, as `coterie data describe --write` writes it"
     )

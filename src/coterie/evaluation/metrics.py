@@ -179,14 +179,7 @@ def _macro_f1(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
 def _auroc(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
     from scipy import stats
 
-    scores = _squeezed(outputs).double()
-    if scores.dim() == 2:
-        scores = scores.softmax(1)
-
-    def one(found: NDArray[Any], wanted: NDArray[Any]) -> float:
-        classes = np.unique(wanted)
-        if len(classes) < 2 or np.isnan(found).any():
-            return float("nan")
+    def one(found: NDArray[Any], wanted: NDArray[Any], classes: NDArray[Any]) -> float:
         # The Mann-Whitney form of the area, all classes in one ranking: a curve for each class takes a hundred times
         # as long, and with many small clients nothing but overhead.
         score = found[:, None] if found.ndim == 1 else found[:, classes]
@@ -195,23 +188,29 @@ def _auroc(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
         ranks = np.where(positive, stats.rankdata(score, axis=0), 0.0).sum(0)
         return float(np.mean((ranks - ups * (ups + 1) / 2) / (ups * (len(wanted) - ups))))
 
-    return _by_client(one, scores, _squeezed(targets).long(), offsets)
+    return _by_curve(one, outputs, targets, offsets)
 
 
 def _auprc(outputs: Tensor, targets: Tensor, offsets: Tensor) -> Tensor:
-    scores = _squeezed(outputs).double()
-    if scores.dim() == 2:
-        scores = scores.softmax(1)
-
-    def one(found: NDArray[Any], wanted: NDArray[Any]) -> float:
-        classes = np.unique(wanted)
-        if len(classes) < 2 or np.isnan(found).any():
-            return float("nan")
+    def one(found: NDArray[Any], wanted: NDArray[Any], classes: NDArray[Any]) -> float:
         if found.ndim == 1:
             return _average_precision(found, wanted == classes[-1])
         return float(np.mean([_average_precision(found[:, each], wanted == each) for each in classes]))
 
-    return _by_client(one, scores, _squeezed(targets).long(), offsets)
+    return _by_curve(one, outputs, targets, offsets)
+
+
+def _by_curve(
+    area: Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], float], outputs: Tensor, targets: Tensor, offsets: Tensor
+) -> Tensor:
+    """Take an area of each client's scores, labels and the classes among them; of one class there is no curve."""
+    scores = _squeezed(outputs).double()
+
+    def one(found: NDArray[Any], wanted: NDArray[Any]) -> float:
+        classes = np.unique(wanted)
+        return float("nan") if len(classes) < 2 or np.isnan(found).any() else area(found, wanted, classes)
+
+    return _by_client(one, scores.softmax(1) if scores.dim() == 2 else scores, _squeezed(targets).long(), offsets)
 
 
 def _average_precision(scores: NDArray[Any], positive: NDArray[np.bool_]) -> float:

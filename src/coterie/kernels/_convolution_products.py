@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie.kernels import launch
 from coterie.kernels._convolution_kernels import arrange_kernel, filters_kernel, windows_kernel
+from coterie.kernels._tile_product import tile_side
 
 _PROGRAMS = 1056
 """Programs that keep a device busy: eight on each of the 132 processors of an H200, most of which idle with 250."""
@@ -66,29 +67,35 @@ def _places(image: Tensor) -> tuple[int, int, int, int]:
     return each, line, place, channel
 
 
-def _power(least: int, number: int, most: int) -> int:
-    return max(least, min(most, 1 << max(0, number - 1).bit_length()))
-
-
 def tiles_of(kind: str, features: int, terms: int, precision: str) -> Tiles:
     """Return the tiles for ``"forward"``, ``"images"`` or ``"filters"``: what is computed."""
     # Timed on an H200. The filters' gradient gets few warps: with four, Triton uses Hopper's warp-group products, which
     # need both factors transposed first (0.59 instead of 0.22 ms in TF32).
     exact = precision == "tf32x3"
     if kind == "filters" and terms < 64:
-        return Tiles(_power(16, terms, 32), _power(16, features, 32), 32 if exact else 16, 1, 3)
+        return Tiles(tile_side(16, terms, 32), tile_side(16, features, 32), 32 if exact else 16, 1, 3)
     if kind == "filters":
-        return Tiles(64, _power(16, features, 64), 32 if exact else 64, 2, 3 if exact else 2)
+        return Tiles(64, tile_side(16, features, 64), 32 if exact else 64, 2, 3 if exact else 2)
     if terms < 64:
-        return Tiles(128, _power(16, features, 32), 32, 4, 3)
+        return Tiles(128, tile_side(16, features, 32), 32, 4, 3)
     if kind == "images":
-        return Tiles(64 if exact else 128, _power(16, features, 32), 32, 4, 3)
-    return Tiles(128, _power(16, features, 64), 32, 4, 3) if exact else Tiles(128, _power(16, features, 64), 64, 4, 2)
+        return Tiles(64 if exact else 128, tile_side(16, features, 32), 32, 4, 3)
+    return (
+        Tiles(128, tile_side(16, features, 64), 32, 4, 3)
+        if exact
+        else Tiles(128, tile_side(16, features, 64), 64, 4, 2)
+    )
 
 
-def _constants(shape: ConvolutionGeometry) -> dict[str, int]:
+def _constants(shape: ConvolutionGeometry, tiles: Tiles) -> dict[str, int]:
+    """Give what is compiled into a kernel of a convolution's windows and of how it is cut."""
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = shape
     return {
+        "M": tiles.m,
+        "N": tiles.n,
+        "K": tiles.k,
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
         "KERNEL_H": kh,
         "KERNEL_W": kw,
         "STRIDE_H": sh,
@@ -128,7 +135,7 @@ def arranged(weight: Tensor, precision: str, turned: bool = False) -> Filters:
     upper = weight.new_empty(rows, to, places, source)
     split = precision == "tf32x3"
     lower = torch.empty_like(upper) if split else upper
-    block = _power(1, source, 32)
+    block = tile_side(1, source, 32)
     launch(
         arrange_kernel,
         (to * triton.cdiv(source, block), rows),
@@ -144,7 +151,7 @@ def arranged(weight: Tensor, precision: str, turned: bool = False) -> Filters:
         TURNED=turned,
         SPLIT=split,
         B=block,
-        P=_power(1, places, places * 2),
+        P=tile_side(1, places, places * 2),
     )
     return Filters(upper, lower)
 
@@ -219,7 +226,6 @@ def images_with_filters(
         DOWN=down,
         ACROSS=across,
         FEATURES=features,
-        **_constants(shape),
         BIAS=bias is not None,
         RELU=relu,
         MASKED=mask is not None,
@@ -230,11 +236,7 @@ def images_with_filters(
         POOL_W=wide,
         CHANNELS_FIRST=first,
         PRECISION=precision,
-        M=tiles.m,
-        N=tiles.n,
-        K=tiles.k,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        **_constants(shape, tiles),
     )
     return (out if first else out.permute(0, 3, 1, 2)), where
 
@@ -304,16 +306,11 @@ def filters_gradient(
         DOWN=down,
         ACROSS=across,
         FEATURES=features,
-        **_constants(shape),
         BIAS=bias,
         MASKED=mask is not None,
         LONG=_is_long(everything // rows, image, gradient, of_mask),
         PRECISION=precision,
-        M=tiles.m,
-        N=tiles.n,
-        K=tiles.k,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        **_constants(shape, tiles),
     )
     if parts == 1:
         return out.squeeze(0), None if shifts is None else shifts.squeeze(0)

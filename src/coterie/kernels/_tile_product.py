@@ -20,3 +20,8 @@ def tile_product(left, right, sums, PRECISION: tl.constexpr):
 def upper_bits(values):
     """Return the 11 leading bits of float32 numbers, which TF32 holds exactly; the rest is what remains."""
     return (values.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+def tile_side(least: int, number: int, most: int) -> int:
+    """Return the side of a tile for so many numbers: the next power of two, within bounds."""
+    return max(least, min(most, 1 << max(0, number - 1).bit_length()))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from coterie.kernels import launch
+from coterie.kernels.hashing import mixed
 
 _BLOCK = 1024  # elements of a program
 
@@ -36,11 +37,7 @@ def _drop(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     seed = tl.load(key + row)
-    # Two's complement: products and sums wrap as in coterie.randomness, whose shifts fill with zeros as here.
-    value = seed + ((at // 4 + 1).to(tl.int64)) * GOLDEN
-    value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * MIX_1
-    value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * MIX_2
-    value = value ^ ((value >> 31) & 0x1FFFFFFFF)
+    value = mixed(seed + ((at // 4 + 1).to(tl.int64)) * GOLDEN, MIX_1, MIX_2)
     # One hash gives four elements 16 bits each, a quarter of the integer work; the chance is exact to 2^-16.
     lane = (value >> ((at % 4) * 16).to(tl.int64)).to(tl.int16)
     kept = lane.to(tl.int32) >= threshold

@@ -13,7 +13,8 @@ _BLOCK = 1024  # elements of a program
 
 
 @triton.jit
-def _mixed(value, MIX_1: tl.constexpr, MIX_2: tl.constexpr):
+def mixed(value, MIX_1: tl.constexpr, MIX_2: tl.constexpr):
+    """Mix the bits of 64-bit integers."""
     # Two's complement: products and sums wrap, and shifts fill with zeros, as in coterie.randomness.
     value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * MIX_1
     value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * MIX_2
@@ -39,7 +40,7 @@ def _fold(
     given = tl.load(key + at, mask=inside, other=0) + counter
     if NUMBERS:
         given += tl.load(number + at * number_each, mask=inside, other=0) * GOLDEN
-    tl.store(out + at, _mixed(_mixed(given, MIX_1, MIX_2) ^ MIX_1, MIX_1, MIX_2), mask=inside)
+    tl.store(out + at, mixed(mixed(given, MIX_1, MIX_2) ^ MIX_1, MIX_1, MIX_2), mask=inside)
 
 
 def fold_in(key: Tensor, number: int | Tensor, constants: tuple[int, int, int]) -> Tensor:

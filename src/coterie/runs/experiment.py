@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from coterie import signals
 from coterie.config import ExperimentConfig
 from coterie.errors import CheckpointError, ConfigError, Interrupted, RunFolderError
 from coterie.rows import Rows
@@ -215,11 +216,7 @@ class Experiment:
             if self.processes.may_stop_now(self.rounds.in_round, again):
                 raise KeyboardInterrupt
 
-        with contextlib.ExitStack() as restore:
-            # Only the main thread may set handlers; in another one the caller keeps its own.
-            with contextlib.suppress(ValueError):
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    restore.callback(signal.signal, number, signal.signal(number, stop))
+        with signals.handled(stop, signal.SIGINT, signal.SIGTERM):
             yield
 
 

@@ -13,11 +13,12 @@ other data the sizes are as large as the classes allow, falling from the first g
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import BeforeValidator, Field
 
+from coterie import options
 from coterie.data.partitions.scheme import Assignment, Indices, SamplePool, Scheme, shuffled_classes
 from coterie.errors import PartitionError
 from coterie.randomness import stream
@@ -25,11 +26,7 @@ from coterie.randomness import stream
 _SMALLEST_SHARE = 0.6  # samples of a client of the last group, per sample of one of the first: 300 to 500 below
 
 
-def _split(value: Any) -> Any:
-    return [part for part in value.split("+") if part] if isinstance(value, str) else value
-
-
-Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_split)]
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(options.split_at_plus)]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from types import FrameType
 
 import uvicorn
 
+from coterie import signals
 from coterie.errors import ConfigError
 from coterie.federation.flower import processes
 from coterie.federation.flower.bells import of_messages, of_replies
@@ -81,13 +82,8 @@ class GateServer:
         watch = threading.Thread(target=self._watch, args=(ready, is_over), daemon=True)
         watch.start()
         # Ours rather than uvicorn's, which raises the signal again and would leave the SuperLink running.
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            with contextlib.suppress(KeyboardInterrupt):
-                self._server.run()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with signals.handled(stop, signal.SIGINT, signal.SIGTERM), contextlib.suppress(KeyboardInterrupt):
+            self._server.run()
         if not self._server.started:
             host, port = self._place
             raise ConfigError(f"the gate cannot listen on {host}:{port}: is another server running?")

@@ -25,7 +25,7 @@ from typing import Any, get_args
 
 import yaml
 
-from coterie import api
+from coterie import api, signals
 from coterie.errors import ConfigError, Interrupted, RunFolderError
 from coterie.results import At, Result
 from coterie.results.report.sources import STANDINGS
@@ -183,14 +183,8 @@ def _stopped_by_sigterm(folder: Path) -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)  # asked once: the processes of the runs are being waited for
         raise Interrupted(folder, 0, number)
 
-    before = None
-    with contextlib.suppress(ValueError):  # only the main thread may; in another one the caller keeps its own
-        before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with signals.handled(stop, signal.SIGTERM):
         yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _finished(folder: Path, run: PlannedRun) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie import signals
 from coterie.algorithms.contract import checked_predict
 from coterie.compute.joint import (
     JointEngine,
@@ -205,11 +206,7 @@ class Meeting:
                 self._undoable = False
                 raise KeyboardInterrupt
 
-        with contextlib.ExitStack() as restore:
-            # Only the main thread may set handlers; in another one the caller keeps its own.
-            with contextlib.suppress(ValueError):
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    restore.callback(signal.signal, number, signal.signal(number, stop))
+        with signals.handled(stop, signal.SIGINT, signal.SIGTERM):
             yield
 
 
