@@ -268,6 +268,7 @@ INSIDE = {  # what users do not import from, and why it is not in the reference
     "lazy": "behind the registries",
     "options": "behind everything that has options",
     "runs": "behind `run` and `resume`",
+    "signals": "behind Ctrl-C",
     "tasks": "a table behind data, losses and metrics",
     "units": "how numbers of bytes are written",
     "user_code": "behind `import:` and methods in files",
