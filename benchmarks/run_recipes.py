@@ -9,8 +9,10 @@ GPU with gain. ``JOBS.yaml`` lists what is to be run::
     jobs:
       - recipe: flame-table3-label      # one job for each part,
         parts: [mnist, fmnist]          # of these, or of all that the recipe has,
-        split: seeds                    # and for each seed, since it is long
+        split: seeds                    # and for each seed, since it is long; or for each method, or [seeds, methods]
+        methods: [FLAME, Ditto]         # of these methods only
         priority: 2                     # smaller is earlier; 5 by default
+        needs: data/there               # it waits until this file is there
       - recipe: flame-figure9
         over: {eval_every: 10}          # values over the plan's own, as of rounds, seeds or device
         quick: true                     # the recipe's quick version
@@ -22,9 +24,10 @@ GPU with gain. ``JOBS.yaml`` lists what is to be run::
 
 Within a priority the longest come first. A job that is finished is not run again by the same command, and one that was
 stopped goes on. As soon as all jobs of a recipe have ended, its runs are put together and read: ``RESULTS/NAME.json``
-and ``.md``, of the seeds that all its runs have finished for, and likewise of every recipe that is read off the same
-runs. At the deadline what is running is stopped, and recipes of which seeds are finished are read. ``WORK/log.txt``,
-copied to ``RESULTS``, says what became of each job; ``WORK/jobs/NAME.txt`` is what it printed.
+and ``.md``, of the methods and seeds whose runs are all finished, and likewise of every recipe that is read off the
+same runs. Where some methods have more seeds than others, these methods alone are read. At the deadline what is running
+is stopped, and recipes of which seeds are finished are read. ``WORK/log.txt``, copied to ``RESULTS``, says what became
+of each job; ``WORK/jobs/NAME.txt`` is what it printed.
 
 A checkpoint is only written at the end of a run (unless ``over`` says otherwise) and removed at once when the run is
 finished: those of thousands of runs would fill the disk, and what is read off a run does not need them.
@@ -37,6 +40,7 @@ import contextlib
 import glob
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -49,7 +53,7 @@ from typing import Any
 
 import yaml
 
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import ConfigError, CoterieError, UnknownName
 from coterie.memory import keep_freed_memory
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.studies import recipes
@@ -57,8 +61,8 @@ from coterie.studies.recipes.runner import chosen_parts
 
 HOST = 0.01  # seconds of a process's time that a run's round takes, about
 STARTING = 10.0  # and a process until its first round
-ENTRY = {"recipe", "parts", "split", "over", "quick", "priority", "seconds", "device", "precision"}
-COMMAND = {"name", "command", "files", "priority", "seconds", "slots"}
+ENTRY = {"recipe", "parts", "methods", "split", "over", "quick", "priority", "seconds", "needs", "device", "precision"}
+COMMAND = {"name", "command", "files", "priority", "seconds", "slots", "needs"}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -70,10 +74,12 @@ class Job:
     priority: int = 5
     seconds: float = 60.0
     slots: int = 1
+    needs: str = ""
     recipe: str = ""
     part: str = ""
     quick: bool = False
     over: Mapping[str, Any] = field(default_factory=dict)
+    methods: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     command: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -118,22 +124,45 @@ def _of_recipe(entry: Mapping[str, Any]) -> Iterator[Job]:
     for part in chosen_parts(recipe, entry.get("parts", ()), quick):
         plan = recipes.planned(part, quick=quick, over=over)
         rounds = plan.runs[0].config.rounds
-        own = {"checkpoint_every": rounds, **over}
-        shares = [(seed,) for seed in plan.seeds] if entry.get("split") == "seeds" else [tuple(plan.seeds)]
-        for seeds in shares:
-            words = [recipe.name, *(["quick"] if quick else []), part.name]
-            words += map(str, seeds) if len(shares) > 1 else ()
-            runs = len(plan.runs) * len(seeds) // len(plan.seeds)
-            yield Job(
-                "-".join(words),
-                int(entry.get("priority", 5)),
-                float(entry.get("seconds", STARTING + HOST * runs * rounds)),
-                recipe=recipe.name,
-                part=part.name,
-                quick=quick,
-                over=own,
-                seeds=seeds,
-            )
+        methods = tuple(entry.get("methods", plan.methods))
+        for method in methods:
+            if method not in plan.methods:
+                raise UnknownName(f"method of {recipe.name} called", method, plan.methods)
+        split = entry.get("split", ())
+        split = {split} if isinstance(split, str) else set(split)
+        if not split <= {"seeds", "methods"}:
+            raise ConfigError(f"split of {recipe.name} is {', '.join(split)}, but may be seeds, methods or both")
+        for seeds in [(seed,) for seed in plan.seeds] if "seeds" in split else [tuple(plan.seeds)]:
+            for some in [(method,) for method in methods] if "methods" in split else [methods]:
+                runs = [run for run in plan.runs if run.method in some and run.config.seed in seeds]
+                yield Job(
+                    _job_name(recipe.name, quick, part.name, some if some != plan.methods else (), seeds, plan.seeds),
+                    int(entry.get("priority", 5)),
+                    float(entry.get("seconds", STARTING + HOST * len(runs) * rounds)),
+                    needs=str(entry.get("needs", "")),
+                    recipe=recipe.name,
+                    part=part.name,
+                    quick=quick,
+                    over={"checkpoint_every": rounds, **over},
+                    methods=some,
+                    seeds=seeds,
+                )
+
+
+def _job_name(
+    recipe: str, quick: bool, part: str, methods: Sequence[str], seeds: Sequence[int], all_seeds: Sequence[int]
+) -> str:
+    words = [recipe, *(["quick"] if quick else []), part, *methods]
+    return re.sub(r"[^\w.-]+", "_", "-".join([*words, *(map(str, seeds) if len(seeds) < len(all_seeds) else ())]))
+
+
+def _plan_over(job: Job, methods: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """Give what stands over a part's plan for some of its methods and seeds."""
+    part = recipes.load(job.recipe).part(job.part)
+    listed = {**part.plan, **(part.quick or {} if job.quick else {}), **job.over}["methods"]
+    plan = recipes.planned(part, quick=job.quick, over=job.over)
+    chosen = [each for each, name in zip(listed, plan.methods, strict=True) if name in methods]
+    return {**job.over, "methods": chosen, "seeds": list(seeds)}
 
 
 # ------------------------------------------------------------------------------------------------------ in a process
@@ -147,7 +176,7 @@ def play(job: Job, work: Path) -> int:
         work / "jobs" / job.name,
         quick=job.quick,
         parts=[job.part],
-        over={**job.over, "seeds": list(job.seeds)},
+        over=_plan_over(job, job.methods, job.seeds),
         progress=False,
         tell=print,
     )
@@ -175,13 +204,27 @@ def gather(jobs: Sequence[Job], work: Path, out: Path) -> int:
         if not ended:
             print(f"no seed of {name} is complete")
             continue
-        verdicts = recipes.judge(recipe, ended, jobs[0].quick)
+        verdicts = [_of_those_run(verdict, ended, jobs[0]) for verdict in recipes.judge(recipe, ended, jobs[0].quick)]
         outcome = recipes.RecipeOutcome(recipe, jobs[0].quick, tuple(ended), tuple(verdicts))
         stem = f"{name}-quick" if jobs[0].quick else name
         write_json(out / f"{stem}.json", recipes.plain(outcome))
         write_text(out / f"{stem}.md", recipes.markdown(outcome))
         print(f"{stem}: {', '.join(f'{part.part.name} {len(part.plan.seeds)} seeds' for part in ended)}")
     return 0
+
+
+def _of_those_run(verdict: recipes.Verdict, ended: Sequence[recipes.PartOutcome], job: Job) -> recipes.Verdict:
+    """Leave open what is said of all methods where not all of them were run."""
+    named = {address.method for term in verdict.criterion.terms for address in term.cells}
+    every = [{*recipes.planned(found.part, quick=job.quick, over=job.over).methods} for found in ended]
+    lacking = [
+        methods - {*found.plan.methods, *verdict.criterion.leave_out}
+        for found, methods in zip(ended, every, strict=True)
+    ]
+    if "*" not in named or not any(lacking):
+        return verdict
+    why = recipes.Finding("", "", None, None, "not all methods were run")
+    return recipes.Verdict(verdict.criterion, "open" if verdict.status != "left out" else "left out", (why,))
 
 
 def _parts(jobs: Sequence[Job]) -> list[str]:
@@ -216,19 +259,23 @@ def _beside(folder: Path, source: str, part: str) -> Path:
 def _complete(jobs: Sequence[Job], work: Path, folder: Path) -> dict[str, Any]:
     """Lay out the finished runs of a part as one comparison; give what stands over its plan, nothing if none is."""
     part = recipes.load(jobs[0].recipe).part(jobs[0].part)
-    wanted = [seed for job in jobs for seed in job.seeds]
-    plan = recipes.planned(part, quick=jobs[0].quick, over={**jobs[0].over, "seeds": wanted})
+    plan = recipes.planned(part, quick=jobs[0].quick, over=jobs[0].over)
     ended: dict[str, Path] = {}
     diverged: dict[str, str] = {}
     for job in jobs:
         place = work / "jobs" / job.name / job.part
         diverged |= read_json(place / "diverged.json") if (place / "diverged.json").exists() else {}
         ended |= {path.parent.name: path.parent for path in place.glob("runs/*/summary.json")}
-    left = {run.config.seed for run in plan.runs if run.name not in ended and run.name not in diverged}
-    seeds = [seed for seed in wanted if seed not in left]
-    if not seeds:
+    left = {(run.method, run.config.seed) for run in plan.runs if run.name not in ended and run.name not in diverged}
+    seeds_of = {method: [seed for seed in plan.seeds if (method, seed) not in left] for method in plan.methods}
+    most = max(map(len, seeds_of.values()))
+    if most == 0:
         return {}
-    over = {**jobs[0].over, "seeds": seeds}
+    methods = [method for method, seeds in seeds_of.items() if len(seeds) == most]
+    common = [seed for seed in plan.seeds if all(seed in seeds_of[method] for method in methods)]
+    if not common:
+        return {}
+    over = _plan_over(jobs[0], methods, common)
     plan = recipes.planned(part, quick=jobs[0].quick, over=over)
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "runs").mkdir(parents=True)
@@ -280,8 +327,9 @@ class Driver:
         lost: dict[str, str] = {}
         self.log(f"{len(self.jobs)} jobs, {len(self.jobs) - len(waiting)} of them finished, {self.slots} at a time")
         while (waiting or self.running) and not self.stopping and time.monotonic() < self.deadline:
-            while waiting and self._taken() + waiting[0].slots <= max(self.slots, waiting[0].slots):
-                self._start(waiting.pop(0))
+            while (job := self._next(waiting)) is not None:
+                waiting.remove(job)
+                self._start(job)
             time.sleep(0.2)
             self._prune()
             self._tell(len(waiting))
@@ -311,6 +359,12 @@ class Driver:
             self.log(f"{name} {why}")
         self.log(f"{len(self.jobs) - len(lost)} of {len(self.jobs)} jobs are finished")
         return len(lost)
+
+    def _next(self, waiting: Sequence[Job]) -> Job | None:
+        """Give the first job that has what it needs, if there is room for it."""
+        job = next((job for job in waiting if not job.needs or Path(job.needs).exists()), None)
+        room = job is not None and (not self.running or self._taken() + job.slots <= self.slots)
+        return job if room else None
 
     def _of(self, group: str) -> list[Job]:
         return [job for job in self.jobs if job.group == group and job.recipe]
@@ -397,7 +451,7 @@ class Driver:
             self.running.pop(name)
 
     def _gather_rest(self, groups: Sequence[str]) -> None:
-        left = list(groups)
+        left = [group for group in groups if any(self._has_runs(job) for job in self._of(group))]
         while left or self.running:
             while left and self._taken() < self.slots:
                 self._start_gathering(left.pop(0))
@@ -405,13 +459,16 @@ class Driver:
             for name in self._ended():
                 self._close(name)
 
+    def _has_runs(self, job: Job) -> bool:
+        return any((self.work / "jobs" / job.name).glob("*/runs/*/summary.json"))
+
     def stop(self, number: int, frame: object) -> None:
         """Stop as at the deadline."""
         self.stopping = True
 
 
 def _again(work: Path) -> list[Job]:
-    tuples = ("seeds", "command", "files")
+    tuples = ("methods", "seeds", "command", "files")
     found = json.loads((work / "jobs.json").read_text(encoding="utf-8"))["jobs"]
     return [Job(**{**values, **{name: tuple(values[name]) for name in tuples}}) for values in found]
 

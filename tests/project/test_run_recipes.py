@@ -17,6 +17,7 @@ from coterie.errors import ConfigError
 from coterie.studies import recipes
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks/run_recipes.py"
+RECIPE = recipes.load("fedpg-table2")
 OVER = {"rounds": 2, "eval_every": 1, "clients": 6}
 
 
@@ -74,15 +75,32 @@ def test_seeds_that_were_run_apart_give_what_one_command_gives(driver: ModuleTyp
 def test_of_a_recipe_that_was_stopped_the_seeds_that_are_complete_are_read(driver: ModuleType, tmp_path: Path) -> None:
     entry = {"recipe": "flame-figure9", "quick": True, "split": "seeds", "over": OVER}
     first, second = listed(driver, tmp_path, entry)
-    driver.play(first, tmp_path)
-    driver.play(second, tmp_path)
+    for job in (first, second):
+        driver.play(job, tmp_path)
     folder = tmp_path / "jobs" / second.name / second.part / "runs"
-    next(folder.glob("*/summary.json")).unlink()  # one of the second seed's runs is not finished
+    for summary in folder.glob("*/summary.json"):
+        summary.unlink()  # the second seed's runs are not finished
     for run in folder.glob("*/checkpoint"):
         driver.shutil.rmtree(run)  # as the driver does with those of finished runs
     driver.gather([first, second], tmp_path, tmp_path / "results")
     found = json.loads((tmp_path / "results/flame-figure9-quick.json").read_text())
     assert found["parts"][0]["seeds"] == [first.seeds[0]] and found["parts"][0]["cells"]
+
+
+def test_some_methods_are_read_alone_and_nothing_is_said_of_all(driver: ModuleType, tmp_path: Path) -> None:
+    some = {"methods": ["FedPG", "M1"], "split": ["seeds", "methods"], "over": {**OVER, "seeds": [1]}}
+    jobs = listed(driver, tmp_path, {"recipe": "fedpg-table2", "quick": True, **some})
+    assert [job.methods for job in jobs] == [("FedPG",), ("M1",)]
+    for job in jobs:
+        driver.play(job, tmp_path)
+    driver.gather(jobs, tmp_path, tmp_path / "results")
+    found = json.loads((tmp_path / "results/fedpg-table2-quick.json").read_text())
+    assert set(found["parts"][0]["methods"]) == {"FedPG", "M1"}
+    assert {cell["method"] for cell in found["parts"][0]["cells"] if cell["mean"] is not None} == {"FedPG", "M1"}
+    about = {verdict.name: {a.method for t in verdict.terms for a in t.cells} for verdict in RECIPE.criteria}
+    for verdict in found["criteria"]:
+        if about[verdict["name"]] - {"FedPG", "M1"} and verdict["status"] != "left out":
+            assert verdict["status"] == "open"
 
 
 def test_commands_stand_beside_recipes_and_the_deadline_stops_them(driver: ModuleType, tmp_path: Path) -> None:
@@ -92,6 +110,7 @@ def test_commands_stand_beside_recipes_and_the_deadline_stops_them(driver: Modul
         {"name": "bad", "command": ["{python}", "-c", "raise SystemExit('it broke')"], "seconds": 90},
         {"name": "long", "command": ["{python}", "-c", "import time; time.sleep(600)"], "priority": 7},
         {"name": "never", "command": ["{python}", "-c", "pass"], "priority": 8},
+        {"name": "lacking", "command": ["{python}", "-c", "pass"], "priority": 1, "needs": str(tmp_path / "missing")},
     ]
     work, began = tmp_path / "work", time.monotonic()
     arguments = [str(jobs_file(tmp_path, *jobs)), "--work", str(work), "--processes", "1", "--deadline", "5"]
@@ -101,6 +120,7 @@ def test_commands_stand_beside_recipes_and_the_deadline_stops_them(driver: Modul
     log = (work / "results/log.txt").read_text()
     assert log.index("bad begins") < log.index("one begins"), "the longest comes first"
     assert "bad failed with 1: it broke" in log and "long was stopped" in log and "never was not begun" in log
+    assert "lacking was not begun" in log, "what it needs never came"
     (work / "one.txt").unlink()
     assert driver.main([*arguments, "--grace", "1"]) == 1
     assert not (work / "one.txt").exists(), "what is finished is not run again"
