@@ -23,11 +23,12 @@ GPU with gain. ``JOBS.yaml`` lists what is to be run::
         slots: 2                        # how many processes it is, 1 by default
 
 Within a priority the longest come first. A job that is finished is not run again by the same command, and one that was
-stopped goes on. As soon as all jobs of a recipe have ended, its runs are put together and read: ``RESULTS/NAME.json``
-and ``.md``, of the methods and seeds whose runs are all finished, and likewise of every recipe that is read off the
-same runs. Where some methods have more seeds than others, these methods alone are read. At the deadline what is running
-is stopped, and recipes of which seeds are finished are read. ``WORK/log.txt``, copied to ``RESULTS``, says what became
-of each job; ``WORK/jobs/NAME.txt`` is what it printed.
+stopped goes on; one that failed is tried once more when all others have begun. As soon as all jobs of an entry's part
+have ended, the runs that the recipe has by then are put together and read: ``RESULTS/NAME.json`` and ``.md``, of the
+methods and seeds whose runs are all finished, and likewise of every recipe that is read off the same runs. Where some
+methods have more seeds than others, these methods alone are read. At the deadline what is running is stopped, and what
+is finished is read once more. ``WORK/log.txt``, copied to ``RESULTS``, says what became of each job;
+``WORK/jobs/NAME.txt`` is what it printed.
 
 A checkpoint is only written at the end of a run (unless ``over`` says otherwise) and removed at once when the run is
 finished: those of thousands of runs would fill the disk, and what is read off a run does not need them.
@@ -301,6 +302,8 @@ class Driver:
         self.running: dict[str, tuple[subprocess.Popen[bytes], int, float]] = {}
         self.stopping = False
         self._pruned: set[Path] = set()
+        self._unread: set[str] = set()  # recipes with runs that have not been gathered
+        self._wanted: set[str] = set()  # and those to be gathered now
         self._told = self.began
         for folder in (work / "jobs", out):
             folder.mkdir(parents=True, exist_ok=True)
@@ -323,10 +326,11 @@ class Driver:
         order = sorted(self.jobs, key=lambda job: (job.priority, -job.seconds))
         waiting = [job for job in order if not self.done(job).exists()]
         known = {job.name: job for job in self.jobs}
-        gathered = {job.group for job in self.jobs if job.recipe and all(map(self._settled, self._of(job.group)))}
+        self._unread = {job.group for job in self.jobs if job.recipe and self._has_runs(job)}
         lost: dict[str, str] = {}
+        again: set[str] = set()
         self.log(f"{len(self.jobs)} jobs, {len(self.jobs) - len(waiting)} of them finished, {self.slots} at a time")
-        while (waiting or self.running) and not self.stopping and time.monotonic() < self.deadline:
+        while (waiting or self.running or self._wanted) and not self.stopping and time.monotonic() < self.deadline:
             while (job := self._next(waiting)) is not None:
                 waiting.remove(job)
                 self._start(job)
@@ -339,22 +343,32 @@ class Driver:
                 if job is None:
                     continue
                 if code:
-                    lost[name] = f"failed with {code}"
                     self.log(f"{name} failed with {code}: {self._tail(name)}")
+                    if name not in again:
+                        again.add(name)
+                        waiting.append(job)
+                        continue
+                    lost[name] = f"failed with {code}"
                 else:
                     self.done(job).touch()
                 self._copy(job)
-                mates = self._of(job.group)
-                if job.recipe and job.group not in gathered and all(m.name in lost or self._settled(m) for m in mates):
-                    gathered.add(job.group)
-                    self._start_gathering(job.group)
+                self._unread |= {job.group} if job.recipe else set()
+                mates = [each for each in self._of(job.group) if (each.part, each.priority) == (job.part, job.priority)]
+                if job.recipe and all(each.name in lost or self.done(each).exists() for each in mates):
+                    self._wanted.add(job.group)
+            self._gather(self._wanted)
         stopped = [name for name in self.running if name in known]
         self._stop(stopped)
         for name in stopped:
             lost[name] = "was stopped"
             self._copy(known[name])
-        lost |= {job.name: "was not begun" for job in waiting}
-        self._gather_rest(sorted({job.group for job in self.jobs if job.recipe} - gathered))
+        lost |= {job.name: "failed" if job.name in again else "was not begun" for job in waiting}
+        self._unread |= {known[name].group for name in stopped if self._has_runs(known[name])}
+        while self._unread or self.running:
+            self._gather(self._unread)
+            time.sleep(0.2)
+            for name in self._ended():
+                self._close(name)
         for name, why in lost.items():
             self.log(f"{name} {why}")
         self.log(f"{len(self.jobs) - len(lost)} of {len(self.jobs)} jobs are finished")
@@ -368,9 +382,6 @@ class Driver:
 
     def _of(self, group: str) -> list[Job]:
         return [job for job in self.jobs if job.group == group and job.recipe]
-
-    def _settled(self, job: Job) -> bool:
-        return self.done(job).exists()
 
     def _taken(self) -> int:
         return sum(slots for _, slots, _ in self.running.values())
@@ -386,9 +397,14 @@ class Driver:
     def _filled(self, word: str) -> str:
         return word.replace("{work}", str(self.work)).replace("{python}", sys.executable)
 
-    def _start_gathering(self, group: str) -> None:
-        command = [sys.executable, __file__, "--gather", group, "--work", str(self.work), "--out", str(self.out)]
-        self._begin(f"gather-{group}", command, 1)
+    def _gather(self, groups: set[str]) -> None:
+        """Begin to gather recipes, each of them once at a time."""
+        for group in sorted(groups):
+            if f"gather-{group}" not in self.running and self._taken() < self.slots:
+                self._unread.discard(group)
+                self._wanted.discard(group)
+                command = [sys.executable, __file__, "--gather", group, "--work", str(self.work)]
+                self._begin(f"gather-{group}", [*command, "--out", str(self.out)], 1)
 
     def _begin(self, name: str, command: Sequence[str], slots: int) -> None:
         one = dict.fromkeys(THREADS, "1")
@@ -449,15 +465,6 @@ class Driver:
                 time.sleep(0.2)
         for name in names:
             self.running.pop(name)
-
-    def _gather_rest(self, groups: Sequence[str]) -> None:
-        left = [group for group in groups if any(self._has_runs(job) for job in self._of(group))]
-        while left or self.running:
-            while left and self._taken() < self.slots:
-                self._start_gathering(left.pop(0))
-            time.sleep(0.2)
-            for name in self._ended():
-                self._close(name)
 
     def _has_runs(self, job: Job) -> bool:
         return any((self.work / "jobs" / job.name).glob("*/runs/*/summary.json"))
