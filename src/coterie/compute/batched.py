@@ -37,6 +37,7 @@ from coterie.compute.schedule import Schedule, call_directly, make_schedule, spl
 from coterie.errors import ModelError
 from coterie.models.problem import Problem
 from coterie.rows import Rows, matrix_units
+from coterie.rows.host_copies import on_host
 
 _CPU_CHUNK_BYTES = 2**23  # of rows and samples, which then stay in a CPU's cache through all steps of the rows
 _CPU_CHUNK_ROWS = 128
@@ -205,7 +206,9 @@ class BatchedEngine(Engine):
 
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
         """Run a task for some clients, all rows of a chunk at once."""
-        host = clients.cpu()  # what is one number a client is computed on the host: a launch takes longer than the work
+        host = on_host(
+            clients
+        )  # what is one number a client is computed on the host: a launch takes longer than the work
         order = torch.argsort(self.host_sizes["train"][host], descending=True, stable=True)
         chunk = self.chunk or self._cache_chunk(task)
         with self.rounding():

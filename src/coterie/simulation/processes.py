@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,8 +69,8 @@ class OneProcess:
         """Load a data set; runs that play together read one that all of them use once."""
         return data.load(name, data_dir=data_dir, seed=seed)
 
-    def once(self, of: object, make: Callable[[], Result]) -> Result:
-        """Make something of an object; runs that play together, and have the same object, make it once."""
+    def once(self, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Make something that a key decides, and that nobody changes; runs that play together make it once."""
         return make()
 
     def hold(self, samples: Samples) -> Samples:

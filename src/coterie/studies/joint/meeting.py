@@ -24,6 +24,7 @@ from coterie.compute.joint import (
     JointEngine,
     OutputsAsk,
     SampleStore,
+    TaskAnswer,
     TaskAsk,
     fit,
     same_net,
@@ -46,7 +47,7 @@ class Meeting:
     stopped_by
         The signal by which the user asked for a stop, ``None`` if there was none.
     store, datasets, made
-        The samples of all runs, the data sets that they come from, and what was made of objects that they share.
+        The samples of all runs, the data sets that they come from, and what else was made once for all.
     """
 
     joins_models: bool = False
@@ -55,7 +56,7 @@ class Meeting:
     def __init__(self) -> None:
         self.stopped_by: int | None = None
         self.store, self.datasets = SampleStore(), DatasetShelf()
-        self.made: dict[int, tuple[object, Any]] = {}  # by the address of the object, which is held
+        self.made: dict[Hashable, Any] = {}
         self._seats: list[Seat] = []
         self._engines: dict[Seat, tuple[JointEngine, int]] = {}
         self._at_once = self._undoable = False
@@ -242,7 +243,7 @@ def _alone(seat: Seat) -> Any:
     assert engine is not None
     if isinstance(ask, TaskAsk):
         with torch.no_grad():
-            return engine.run(ask.task, ask.clients, ask.state, ask.message, ask.call)
+            return TaskAnswer(*engine.run(ask.task, ask.clients, ask.state, ask.message, ask.call))
     if isinstance(ask, MeasureAsk):
         return measured(engine, [ask.wanted], [ask.wanted.outputs(engine)])[0]
     assert ask is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -146,12 +146,12 @@ class SeatedProcess(OneProcess):
         """Load a data set, or give the one that an earlier run loaded."""
         return self._meeting.datasets.load(name, data_dir=data_dir, seed=seed)
 
-    def once(self, of: object, make: Callable[[], Result]) -> Result:
-        """Make something of an object, or give what an earlier run made of it."""
+    def once(self, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Make something that a key decides, or give what an earlier run made."""
         made = self._meeting.made
-        if id(of) not in made:
-            made[id(of)] = of, make()
-        found: Result = made[id(of)][1]
+        if key not in made:
+            made[key] = make()
+        found: Result = made[key]
         return found
 
     def hold(self, samples: Samples) -> Samples:
