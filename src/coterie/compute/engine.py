@@ -59,7 +59,8 @@ class Engine(abc.ABC):
 
     name: str
     even_batches: bool = False
-    """Whether all batches are as wide as the largest of any client's in the federation, whoever is computed with it."""
+    """Whether the width of a client's batches is its own, whoever is computed with it: where steps are recorded that of
+    the largest of the federation, else one that its number of samples decides."""
     seen_finite: bool = False
     """Whether what :meth:`run` gave last was seen to have nothing that is NaN or infinite."""
 

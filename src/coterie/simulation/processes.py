@@ -110,6 +110,10 @@ class OneProcess:
         """Let the process that leads write the run's folder; where it fails, all raise what it raised."""
         work()
 
+    def beside(self, work: Callable[[], None]) -> None:
+        """Let the process that leads do something with the run's folder alone, while other runs may go on."""
+        self.write(work)
+
     def told(self, work: Callable[[], Result]) -> Result:
         """Give all processes what the first one's ``work`` gives."""
         return work()
@@ -130,7 +134,7 @@ class OneProcess:
 
     def checkpoint(self, work: Callable[[], None], placement: Placement) -> None:
         """Let the process that leads write a checkpoint, for which it may need rows of the others."""
-        work()
+        self.beside(work)
 
     # ------------------------------------------------------------------------------------------- stopping and failing
 
