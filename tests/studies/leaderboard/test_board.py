@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError
+from coterie.studies.leaderboard.advice import advised
 from coterie.studies.leaderboard.board import boards, harm_of, make_board, over_seeds, unbeaten_in
-from coterie.studies.leaderboard.entries import Entry
+from coterie.studies.leaderboard.entries import Entry, Harm
 
 
 def entry(method: str, answers: list[list[str]], **other: Any) -> Entry:
@@ -97,6 +98,16 @@ def test_a_method_is_beaten_where_clients_agree_and_not_where_they_do_not() -> N
     assert board.placings[0].harm is None  # training alone is not there
     found = boards([low, high, near], "local")
     assert (unbeaten_in(found, "near"), unbeaten_in(found, "low")) == (1, 0)
+
+
+def test_those_that_harm_fewest_are_advised_first() -> None:
+    harm = Harm(helped=(0,), harmed=(2,), worst=-0.1)
+    high = of_counts("high", [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]).model_copy(update={"answers": (), "harm": harm})
+    near = of_counts("near", [2, 3, 4, 5, 6, 7, 8, 9, 10, 10])
+    alone = of_counts("local", [1, 1, 1, 1, 1, 1, 1, 1, 1, 1])
+    board = make_board("here", [alone, high, near], "local")
+    assert [placing.entry.method for placing in board.placings] == ["high", "near", "local"]
+    assert [placing.entry.method for placing in advised(board)] == ["near", "high"]
 
 
 def test_equals_share_their_ranks_and_those_that_diverged_have_none() -> None:

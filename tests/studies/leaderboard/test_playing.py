@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from coterie.cli.app import app
 from coterie.errors import ConfigError, RunFolderError
 from coterie.results import Result, gains
-from coterie.studies.leaderboard import page, record
+from coterie.studies.leaderboard import advice, page, record
 from coterie.studies.leaderboard.board import harm_of
 from coterie.studies.leaderboard.playing import play, read_entries
 from coterie.studies.leaderboard.protocol import LeaderboardProtocol, load
@@ -124,6 +124,12 @@ def test_a_method_from_a_file_stands_beside_those_of_a_record(folder: Path, rule
     text = (folder / "page.md").read_text(encoding="utf-8")
     assert "Mine" in text and "- Digits, one newcomer: Dirichlet" in text
     assert page.percent(mine.mean.mean) in text
+    first = board.placings[0]
+    row = f"`{first.entry.method}` has {page.percent(first.mean.mean)} %"
+    assert advice.markdown(found).startswith(
+        "| where you are | try | why |\n|---|---|---|\n| Dirichlet; 4 clients (Digits) |"
+    )
+    assert row in advice.markdown(found)
 
 
 def test_a_record_keeps_the_answers_of_the_reference_alone(folder: Path, rules: LeaderboardProtocol) -> None:

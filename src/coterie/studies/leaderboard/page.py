@@ -81,7 +81,7 @@ def overview(found: Leaderboard) -> Table:
                 (
                     found.methods[method],
                     f"{rank:.1f}",
-                    f"{unbeaten_in(found.boards, method)} of {len(found.boards)}",
+                    f"{unbeaten_in(found.boards, method)} of {len(entries)}",
                     f"{helped}" if clients else ABSENT,
                     f"{harmed}{share}" if clients else ABSENT,
                     f"{sum(bool(entry.edges) for entry in entries)} of {len(entries)}",

@@ -40,6 +40,7 @@ class Ingredient(_Part):
     """A data set, a partition or a presence."""
 
     title: str = Field(min_length=1)
+    words: str = Field("", description="whom it is like, for those who look for a method")
     fields: Values = Field(description="fields of an experiment's configuration")
     model: Literal["personal", "newcomer"] = Field("personal", description="whose models are measured")
 
@@ -64,6 +65,7 @@ class Setting(_Part):
     data: str
     partition: str
     presence: str
+    words: str
     fields: Values
     model: Literal["personal", "newcomer"]
 
@@ -115,6 +117,7 @@ class LeaderboardProtocol(_Part):
                         data=one.title,
                         partition=three.title,
                         presence=two.title,
+                        words="; ".join(each.words or each.title for each in (three, two)),
                         fields=fields,
                         model=two.model,
                     )
