@@ -21,6 +21,7 @@ from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.errors import ConfigError, CoterieError, ModelError
 from coterie.evaluation import metrics as metric_table
+from coterie.models.own_buffers import probe_inputs
 from coterie.models.problem import LOSSES, PerSampleLoss, Problem
 from coterie.runs.population import Population
 from coterie.simulation import attacks
@@ -52,10 +53,12 @@ def make_engine(
         dtype=dtype,
         device=device,
         buffers=config.buffers,
+        sample=probe_inputs(module, dataset.input_shape, dataset.x.dtype == torch.int64, dtype),
     )
     if config.compile and problem.statistics.size:
         raise ConfigError(
-            "compile is true, but steps of a model with BatchNorm layers cannot be compiled: leave it out"
+            "compile is true, but a model with BatchNorm layers, or with buffers that it changes itself, cannot be "
+            "compiled: leave it out"
         )
     labels = _poisoned(config, population) if len(population.roles.attackers) else None
     where = {"device": device, "dtype": dtype}
