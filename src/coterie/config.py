@@ -92,7 +92,7 @@ class ExperimentConfig(BaseModel):
     buffers: What[str] = Field(
         "",
         description="running statistics of BatchNorm layers, and buffers that the model changes: averaged, local or "
-        "frozen, or pattern=policy between commas; averaged by default, and local in layers that stay with their client",
+        "frozen, or pattern=policy between commas; averaged by default, local in layers that stay with their client",
     )
     loss: What[str | None] = Field(
         None, description="the loss by name, or import:module:function; the task's own by default"
