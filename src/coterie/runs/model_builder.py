@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,10 +36,12 @@ def make_engine(
     device: torch.device,
     choices: Mapping[str, Any] | None = None,
     hold: Callable[[Samples], Samples] = lambda samples: samples,
+    scratch: Path | None = None,
 ) -> Engine:
     """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before.
 
-    ``hold`` may put in place of samples the same ones that are held already.
+    ``hold`` may put in place of samples the same ones that are held already. Samples that are kept on disk lie in the
+    folder ``scratch``.
     """
     choices = choices or {}
     dataset, dtype = population.dataset, getattr(torch, config.dtype)
@@ -61,7 +64,7 @@ def make_engine(
             "compiled: leave it out"
         )
     labels = _poisoned(config, population) if len(population.roles.attackers) else None
-    where = {"device": device, "dtype": dtype}
+    where = {"device": device, "dtype": dtype, "keep": config.keep_samples, "scratch": scratch}
     samples = Samples.of(dataset, population.shares, seed=config.seed, **where, labels=labels, own=population.own)
     samples = hold(samples)
     if config.class_weights is not None:
