@@ -247,7 +247,7 @@ class Node:
             if key == "w" and row.shape == (layout.size,):
                 tensors |= layout.state_dict(row)
             elif key == STATISTICS:
-                tensors |= statistics_state(simulation.engine.problem.statistics, row)
+                tensors |= statistics_state(simulation.engine.problem.module, row)
             else:
                 tensors[key] = row.detach().clone().contiguous()
         round_number = int(header["evaluate"]["round"])
