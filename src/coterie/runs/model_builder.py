@@ -82,14 +82,14 @@ def make_engine(
         chunk=choices.get("chunk") or config.chunk,
         compile_steps=config.compile,
         precision=config.precision,
-        batch=_batch_size(config),
+        batch=batch_size(config),
     )
     if config.convolution == "measured" and "convolution" not in choices:
-        engine.measure(_batch_size(config))
+        engine.measure(batch_size(config))
     return engine
 
 
-def _batch_size(config: ExperimentConfig) -> int:
+def batch_size(config: ExperimentConfig) -> int:
     """Give the largest batches that the clients take, 0 for all of a client's samples."""
     tasks = registry.make(config.algorithm, config.settings).tasks().values()
     sizes = [fold.over.size for task in tasks for fold in task.folds()]
