@@ -18,7 +18,8 @@ one seed are, and the time of all is reckoned from them: the command's own time,
 when there is nothing left to do, and so many times the rest. The result says so.
 
 At the end runs of 60 rounds by themselves: which part of their time, warm, is not rounds. One is a run of the study; in
-the other all clients take part, on a GPU with a CNN of 582,026 parameters.
+the other all clients take part, on a GPU with a CNN of 582,026 parameters. ``--parts`` leaves out one or the other;
+with ``--add`` the file keeps what it has of the part that was left out.
 """
 
 from __future__ import annotations
@@ -313,7 +314,7 @@ def table(result: dict[str, Any]) -> list[str]:
     """Give the rows of the page's table: seconds of each way, processor time, and how many times as fast it is."""
     (row,) = result["rows"]
     lines = []
-    for state in next(iter(row["seconds"].values())):
+    for state in next(iter(row.get("seconds", {}).values()), ()):
         cells = [f"{row['data']}, {state}"]
         for way in WAYS:
             if way not in row["seconds"]:
@@ -336,6 +337,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--states", nargs="+", choices=["cold", "warm"], default=["cold", "warm"])
+    parser.add_argument("--parts", nargs="+", choices=["study", "runs"], default=["study", "runs"])
     parser.add_argument("--rounds", type=int, default=None, help="fewer or more than the study's own")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=None, help="processes of the ways that take several")
@@ -343,6 +345,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--data-dir", type=Path, default=None, help="where Fashion-MNIST lies")
     parser.add_argument("--smallest", action="store_true", help="next to no work, once: a trial")
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--add", action="store_true", help="keep what the file has of the part that is left out")
     args = parser.parse_args(argv)
     study, images = GPU if args.device == "cuda" else CPU, IMAGES
     if args.rounds is not None:
@@ -358,17 +361,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         source, called = source_for(args.device, args.data_dir, folder, images)
         ways = [way for way in args.ways if args.device == "cpu" or way != "side by side"]
         commands = Commands(study, args.jobs or (2 if args.device == "cpu" else 3), source, args.device, folder)
-        row = {"data": called, **studies(commands, ways, args.states, args.repeats, args.brief, folder)}
-        place_of = (args.repeats, source, args.device, folder)
-        row["one_run"] = one_run(study, False, "cold" in args.states, *place_of)
-        row["run_with_all_clients"] = one_run(study, True, "cold" in args.states, *place_of)
-    for way, states in row["times_as_fast"].items():
+        row: dict[str, Any] = {"data": called}
+        if "study" in args.parts:
+            row |= studies(commands, ways, args.states, args.repeats, args.brief, folder)
+        if "runs" in args.parts:
+            place_of = (args.repeats, source, args.device, folder)
+            row["one_run"] = one_run(study, False, "cold" in args.states, *place_of)
+            row["run_with_all_clients"] = one_run(study, True, "cold" in args.states, *place_of)
+    for way, states in row.get("times_as_fast", {}).items():
         said = ", ".join(
             f"{states[state]['median']:.2f} times as fast {state}"
             f" ({row['times_as_little_processor'][way][state]['median']:.2f} by processor time)"
             for state in states
         )
         print(f"{way} against in turn: {said}")
+    if args.add and args.json is not None and args.json.exists():
+        (before,) = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
+        row = before | row
     measuring.write(args.json, {"command": "benchmarks/study.py", **facts, "rows": [row]})
 
 
