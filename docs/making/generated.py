@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
+import leaderboard_picture
 import sample
 import typer
 
@@ -250,6 +251,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "command_line": command_line,
     "wire": wire,
     "verdicts": verdicts,
+    "leaderboard_picture": leaderboard_picture.shown,
     "who_gains": sample.who_gains,
     "gallery": sample.gallery,
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import generated
+import leaderboard_picture
 import sample
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -30,7 +31,7 @@ _GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Take in what lies outside of docs/, and what the guide's run gives."""
-    for place, path in sample.made().items():
+    for place, path in {**sample.made(), **leaderboard_picture.made()}.items():
         files.append(File.generated(config, place, abs_src_path=str(path)))
     for source, place in OUTSIDE.items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))

@@ -28,7 +28,7 @@ from coterie.results.report.sources import read_runs
 GUIDE = Path(__file__).resolve().parents[1] / "hospitals.md"
 PLACE = "sample"
 _PLAYED = ("coterie data", "coterie compare", "coterie report")
-_INK, _GRID = {False: "#24292f", True: "#d0d7de"}, {False: "#e2e5e9", True: "#3d444d"}
+INK, _GRID = {False: "#24292f", True: "#d0d7de"}, {False: "#e2e5e9", True: "#3d444d"}
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,15 @@ def _file(stem: str, dark: bool) -> str:
     return f"{stem}{'-dark' if dark else ''}.svg"
 
 
-def _draw(chart: Chart, path: Path, dark: bool) -> None:
+def set_in_ink(dark: bool) -> dict[Any, Any]:
+    """Give Matplotlib's settings for a picture on light or dark ground."""
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
-    ink: dict[Any, Any] = dict.fromkeys(names, _INK[dark])
     ground = {"figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none"}
-    with matplotlib.rc_context(ink | ground):
+    return dict.fromkeys(names, INK[dark]) | ground
+
+
+def _draw(chart: Chart, path: Path, dark: bool) -> None:
+    with matplotlib.rc_context(set_in_ink(dark)):
         figure = matplotlib_figure(chart)
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "coterie"}):
             figure.savefig(path, metadata={"Date": None})

@@ -174,6 +174,9 @@ def show(
         from coterie.runs.storage.atomic_files import write_text
 
         write_text(markdown, f"# Leaderboard\n\n{page.markdown(found)}")
+    if not found.boards:
+        out.print("Nothing has been played yet: `coterie leaderboard run` does it.", markup=False, highlight=False)
+        return
     for place, settings in page.places(found).items():
         out.print(f"\n{place}", style="bold", markup=False, highlight=False)
         for setting in settings:

@@ -12,10 +12,10 @@ import pytest
 from coterie.errors import ConfigError
 from coterie.studies.leaderboard.advice import advised
 from coterie.studies.leaderboard.board import boards, harm_of, make_board, over_seeds, unbeaten_in
-from coterie.studies.leaderboard.entries import Entry, Harm
+from coterie.studies.leaderboard.entries import Harm, LeaderboardEntry
 
 
-def entry(method: str, answers: list[list[str]], **other: Any) -> Entry:
+def entry(method: str, answers: list[list[str]], **other: Any) -> LeaderboardEntry:
     """An entry from one text a seed and client: 1 for a right answer, 0 for a wrong one."""
     values: dict[str, Any] = {
         "setting": "here",
@@ -35,7 +35,7 @@ def entry(method: str, answers: list[list[str]], **other: Any) -> Entry:
         "sent": {},
         "seconds": 1.0,
     }
-    return Entry(**{**values, **other})
+    return LeaderboardEntry(**{**values, **other})
 
 
 def packed(bits: str) -> str:
@@ -81,7 +81,7 @@ def test_intervals_are_students() -> None:
     assert math.isnan(over_seeds([1.0]).reach)
 
 
-def of_counts(method: str, right: list[int]) -> Entry:
+def of_counts(method: str, right: list[int]) -> LeaderboardEntry:
     return entry(method, [["1" * each + "0" * (20 - each) for each in right]])
 
 

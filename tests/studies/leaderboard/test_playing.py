@@ -13,8 +13,10 @@ from coterie.errors import ConfigError, RunFolderError
 from coterie.results import Result, gains
 from coterie.studies.leaderboard import advice, page, record
 from coterie.studies.leaderboard.board import harm_of
+from coterie.studies.leaderboard.picture import behind_the_best
 from coterie.studies.leaderboard.playing import play, read_entries
 from coterie.studies.leaderboard.protocol import LeaderboardProtocol, load
+from coterie.studies.leaderboard.wording import percent
 
 SMALL = """
 seeds: [1, 2]
@@ -123,13 +125,28 @@ def test_a_method_from_a_file_stands_beside_those_of_a_record(folder: Path, rule
     assert printed.exit_code == 0, printed.output
     text = (folder / "page.md").read_text(encoding="utf-8")
     assert "Mine" in text and "- Digits, one newcomer: Dirichlet" in text
-    assert page.percent(mine.mean.mean) in text
+    assert percent(mine.mean.mean) in text
     first = board.placings[0]
-    row = f"`{first.entry.method}` has {page.percent(first.mean.mean)} %"
+    row = f"`{first.entry.method}` has {percent(first.mean.mean)} %"
     assert advice.markdown(found).startswith(
         "| where you are | try | why |\n|---|---|---|\n| Dirichlet; 4 clients (Digits) |"
     )
     assert row in advice.markdown(found)
+
+
+def test_the_picture_has_every_method_and_setting(folder: Path, rules: LeaderboardProtocol) -> None:
+    chart = behind_the_best(record.read([folder / "kept"], rules))
+    (_, values), board = chart.frames[0], record.read([folder / "kept"], rules).boards["digits-dir-all"]
+    assert values.shape == (len(chart.rows.labels), len(chart.columns.labels)) == (3, 1)
+    first = board.placings[0]
+    behind = {placing.entry.title: 100 * (first.mean.mean - placing.mean.mean) for placing in board.placings}
+    assert values[:, 0].tolist() == pytest.approx([behind[title] for title in chart.rows.labels], abs=1e-4)
+
+
+def test_a_page_of_nothing_says_so(rules: LeaderboardProtocol) -> None:
+    text = page.markdown(record.make_leaderboard(rules, []))
+    assert "Nothing has been played yet. In each setting there are 12 runs of 2 rounds to play." in text
+    assert "- Digits, 4 clients: Dirichlet" in text
 
 
 def test_a_record_keeps_the_answers_of_the_reference_alone(folder: Path, rules: LeaderboardProtocol) -> None:

@@ -1,11 +1,11 @@
-"""What to try where, by the leaderboard: the table of the page about choosing a method."""
+"""What to try where, by the leaderboard."""
 
 from __future__ import annotations
 
 from coterie.studies.leaderboard.board import Board, Placing
-from coterie.studies.leaderboard.page import percent
 from coterie.studies.leaderboard.protocol import REFERENCE
 from coterie.studies.leaderboard.record import Leaderboard
+from coterie.studies.leaderboard.wording import percent
 
 NAMED = 5
 """Methods that are named in a row at most."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from coterie import evaluation
 from coterie.errors import ConfigError
-from coterie.studies.leaderboard.entries import Entry, Harm
+from coterie.studies.leaderboard.entries import Harm, LeaderboardEntry
 
 LEVEL = 0.05
 """The rate of false discoveries: among clients that are called helped or harmed, and among pairs of methods."""
@@ -46,7 +46,7 @@ class Placing:
         The methods that are better beyond chance.
     """
 
-    entry: Entry
+    entry: LeaderboardEntry
     rank: float
     mean: OverSeedsInterval
     worst_tenth: OverSeedsInterval
@@ -60,7 +60,7 @@ class Board:
 
     setting: str
     placings: tuple[Placing, ...]
-    diverged: tuple[Entry, ...]
+    diverged: tuple[LeaderboardEntry, ...]
 
     @property
     def unbeaten(self) -> list[str]:
@@ -72,7 +72,7 @@ class Board:
         return next((placing for placing in self.placings if placing.entry.method == method), None)
 
 
-def make_board(setting: str, entries: Sequence[Entry], reference: str) -> Board:
+def make_board(setting: str, entries: Sequence[LeaderboardEntry], reference: str) -> Board:
     """Rank the entries of a setting."""
     placed = [entry for entry in entries if entry.chosen is not None]
     for entry in placed[1:]:
@@ -109,14 +109,14 @@ def over_seeds(values: Sequence[float]) -> OverSeedsInterval:
     return OverSeedsInterval(float(found.mean()), float(stdtrit(len(found) - 1, 0.975)) * error)
 
 
-def _ranks(entries: Sequence[Entry]) -> dict[str, float]:
+def _ranks(entries: Sequence[LeaderboardEntry]) -> dict[str, float]:
     from scipy.stats import rankdata
 
     means = [-round(float(np.mean(entry.means())), 12) for entry in entries]
     return dict(zip((entry.method for entry in entries), rankdata(means).tolist(), strict=True)) if means else {}
 
 
-def _beaten(entries: Sequence[Entry]) -> dict[str, list[str]]:
+def _beaten(entries: Sequence[LeaderboardEntry]) -> dict[str, list[str]]:
     """Say of each method who is better beyond chance: Wilcoxon over clients of all seeds, adjusted for all pairs."""
     scores = {entry.method: np.concatenate(entry.scores()) for entry in entries}
     pairs = list(itertools.combinations(scores, 2))
@@ -130,7 +130,7 @@ def _beaten(entries: Sequence[Entry]) -> dict[str, list[str]]:
     return found
 
 
-def harm_of(entry: Entry, alone: Entry | None) -> Harm | None:
+def harm_of(entry: LeaderboardEntry, alone: LeaderboardEntry | None) -> Harm | None:
     """Say whom a method helps and harms against training alone; as it is kept, where single answers are not."""
     if alone is None or entry.method == alone.method or entry.chosen is None:
         return None
@@ -154,9 +154,9 @@ def harm_of(entry: Entry, alone: Entry | None) -> Harm | None:
     )
 
 
-def boards(entries: Sequence[Entry], reference: str) -> dict[str, Board]:
+def boards(entries: Sequence[LeaderboardEntry], reference: str) -> dict[str, Board]:
     """Rank all entries, setting by setting."""
-    by_setting: dict[str, list[Entry]] = {}
+    by_setting: dict[str, list[LeaderboardEntry]] = {}
     for entry in entries:
         by_setting.setdefault(entry.setting, []).append(entry)
     return {setting: make_board(setting, found, reference) for setting, found in by_setting.items()}

@@ -38,7 +38,7 @@ class Harm(BaseModel):
     worst: float = Field(description="the least gain in accuracy, negative if a client loses")
 
 
-class Entry(BaseModel):
+class LeaderboardEntry(BaseModel):
     """A method in a setting, by the candidate that was best on validation data.
 
     Clients are those that have test samples, in the order of their numbers.
@@ -70,7 +70,7 @@ class Entry(BaseModel):
     seconds: float
 
     @model_validator(mode="after")
-    def _complete(self) -> Entry:
+    def _complete(self) -> LeaderboardEntry:
         if self.chosen is None:
             return self
         shapes = [len(counts) for counts in (self.tests, self.right)]
@@ -105,7 +105,7 @@ class Entry(BaseModel):
         return found
 
 
-def make_entry(setting: Setting, plan: ComparisonPlan, results: Mapping[str, Result | None]) -> Entry:
+def make_entry(setting: Setting, plan: ComparisonPlan, results: Mapping[str, Result | None]) -> LeaderboardEntry:
     """Sum up all runs of a method in a setting."""
     (method,) = plan.methods
     runs, tuned = chosen_runs(plan, results, {}, method)
@@ -114,7 +114,7 @@ def make_entry(setting: Setting, plan: ComparisonPlan, results: Mapping[str, Res
     config = plan.runs[0].config
     finished = [result for result in results.values() if result is not None]
     found = [_answered(result, model) for result in runs]
-    return Entry(
+    return LeaderboardEntry(
         setting=setting.name,
         method=algorithm.name,
         title=algorithm.title,
@@ -167,9 +167,9 @@ def _finite(score: float) -> float | None:
     return round(score, 6) if math.isfinite(score) else None
 
 
-def read_entry(path: Path) -> Entry:
+def read_entry(path: Path) -> LeaderboardEntry:
     """Read an entry from its file."""
     try:
-        return Entry(**json.loads(path.read_text(encoding="utf-8")))
+        return LeaderboardEntry(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, ValidationError) as error:
         raise ConfigError(f"{str(path)!r} is no entry of the leaderboard: {error}") from error

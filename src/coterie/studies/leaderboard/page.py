@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from coterie.studies.leaderboard.board import Board, OverSeedsInterval, Placing, over_seeds, unbeaten_in
-from coterie.studies.leaderboard.entries import Entry
+from coterie.studies.leaderboard import advice
+from coterie.studies.leaderboard.board import Board, Placing, over_seeds, unbeaten_in
+from coterie.studies.leaderboard.entries import LeaderboardEntry
 from coterie.studies.leaderboard.protocol import REFERENCE, Contestant, Setting
 from coterie.studies.leaderboard.record import Leaderboard
+from coterie.studies.leaderboard.wording import count, listed, percent, with_reach
 from coterie.tables import ABSENT, Cell, Column, Row, Table, escape_markdown, numbers, words
 
-_COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 PLAINEST = "fedavg_ft"
 _NAMED = 4  # of a list of methods, so many are named
-
-
-def count(number: int) -> str:
-    """Write a small number as a word."""
-    return _COUNTS[number] if number < len(_COUNTS) else str(number)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names as a sentence does."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
-
-
-def percent(value: float) -> str:
-    """Write a fraction as a percentage with one decimal."""
-    return f"{100 * value:.1f}"
-
-
-def with_reach(found: OverSeedsInterval) -> str:
-    """Write a mean with what its interval reaches to either side."""
-    reach = "" if math.isnan(found.reach) else f" ± {percent(found.reach)}"
-    return f"{percent(found.mean)}{reach}"
 
 
 # -------------------------------------------------------------------------------------------------- over all settings
@@ -297,7 +276,7 @@ def tuning(found: Leaderboard) -> Table:
     return Table(words("method", "tried", "otherwise than most", "at the edge, in how many settings"), tuple(rows))
 
 
-def _tried(entries: Sequence[Entry]) -> str:
+def _tried(entries: Sequence[LeaderboardEntry]) -> str:
     grid: dict[str, list[Any]] = {}
     for values, _ in (pair for entry in entries for pair in entry.tried):
         for name, value in values.items():
@@ -306,7 +285,7 @@ def _tried(entries: Sequence[Entry]) -> str:
     return "; ".join(f"{name}: {', '.join(map(str, values))}" for name, values in grid.items())
 
 
-def _edges(entries: Sequence[Entry]) -> str:
+def _edges(entries: Sequence[LeaderboardEntry]) -> str:
     edges = Counter(edge.removesuffix(" that was tried") for entry in entries for edge in entry.edges)
     return "; ".join(f"{edge}: {times}" for edge, times in edges.most_common())
 
@@ -318,10 +297,14 @@ def in_short(found: Leaderboard) -> str:
 
 def markdown(found: Leaderboard, picture: str = "") -> str:
     """Write the page's generated part; ``picture`` is the Markdown that shows the picture."""
+    if not found.boards:
+        runs = found.protocol.candidates * len(found.protocol.seeds) * len(found.protocol.methods)
+        work = f"In each setting there are {runs:,} runs of {found.protocol.same['rounds']} rounds to play."
+        return "\n\n".join(["## In short", f"Nothing has been played yet. {work}", *_missing(found)]) + "\n"
     blocks = ["## In short", in_short(found)]
     if picture:
         blocks.append(picture)
-    blocks.append(overview(found).markdown().rstrip("\n"))
+    blocks += [overview(found).markdown().rstrip("\n"), "## What to try where", advice.markdown(found)]
     for place, settings in places(found).items():
         blocks += _section(found, place, settings)
     blocks += ["## What was tried", tuning(found).markdown().rstrip("\n")]

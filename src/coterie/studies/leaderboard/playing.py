@@ -21,7 +21,7 @@ from coterie.algorithms import registry
 from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import write_text
 from coterie.studies.comparison import ComparisonPlan, compare, load_results
-from coterie.studies.leaderboard.entries import Entry, make_entry, read_entry
+from coterie.studies.leaderboard.entries import LeaderboardEntry, make_entry, read_entry
 from coterie.studies.leaderboard.protocol import LeaderboardProtocol
 
 Tell = Callable[[str], None]
@@ -40,7 +40,7 @@ def play(
     keep_runs: bool = False,
     progress: bool = False,
     tell: Tell = lambda sentence: None,
-) -> list[Entry]:
+) -> list[LeaderboardEntry]:
     """Play methods in settings, and give their entries; what is finished is not repeated.
 
     ``over`` stands over the protocol's own values, for a trial with fewer rounds or seeds.
@@ -68,7 +68,7 @@ def play(
     return found
 
 
-def _finished(path: Path, plan: ComparisonPlan) -> Entry:
+def _finished(path: Path, plan: ComparisonPlan) -> LeaderboardEntry:
     entry, rounds = read_entry(path), plan.runs[0].config.rounds
     if (entry.rounds, entry.seeds) != (rounds, plan.seeds):
         raise RunFolderError(
@@ -82,6 +82,6 @@ def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def read_entries(folder: Path) -> list[Entry]:
+def read_entries(folder: Path) -> list[LeaderboardEntry]:
     """Read all entries of a folder."""
     return [read_entry(path) for path in sorted(folder.glob("*/*.json"))]

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from coterie.errors import ConfigError
 from coterie.runs.storage.atomic_files import write_text
 from coterie.studies.leaderboard.board import Board, boards
-from coterie.studies.leaderboard.entries import Entry
+from coterie.studies.leaderboard.entries import LeaderboardEntry
 from coterie.studies.leaderboard.playing import read_entries
 from coterie.studies.leaderboard.protocol import REFERENCE, LeaderboardProtocol, Setting
 
@@ -37,7 +37,7 @@ class Leaderboard:
     """
 
     protocol: LeaderboardProtocol
-    entries: tuple[Entry, ...]
+    entries: tuple[LeaderboardEntry, ...]
     boards: dict[str, Board]
 
     @property
@@ -56,7 +56,7 @@ class Leaderboard:
         return {entry.method: entry.title for entry in self.entries}
 
 
-def make_leaderboard(protocol: LeaderboardProtocol, entries: Iterable[Entry]) -> Leaderboard:
+def make_leaderboard(protocol: LeaderboardProtocol, entries: Iterable[LeaderboardEntry]) -> Leaderboard:
     """Order what was found; of a method that is there twice in a setting, the later one counts."""
     found = {(entry.setting, entry.method): entry for entry in entries}
     order = list(protocol.settings)
@@ -69,17 +69,17 @@ def make_leaderboard(protocol: LeaderboardProtocol, entries: Iterable[Entry]) ->
 
 def read(paths: Sequence[Path], protocol: LeaderboardProtocol) -> Leaderboard:
     """Read records and folders of entries, the later over the earlier."""
-    entries: list[Entry] = []
+    entries: list[LeaderboardEntry] = []
     for path in paths:
         if path.is_dir():
             entries += read_entries(path)
             continue
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            entries += [Entry(**each) for each in values["entries"]]
+            entries += [LeaderboardEntry(**each) for each in values["entries"]]
         except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
             raise ConfigError(f"{str(path)!r} is no record of a leaderboard: {error}") from error
-    if not entries:
+    if not entries and any(path.is_dir() for path in paths):
         raise ConfigError(f"there are no entries in {', '.join(map(str, paths))}: `coterie leaderboard run` makes them")
     return make_leaderboard(protocol, entries)
 

@@ -1,0 +1,80 @@
+"""The leaderboard's page and its record say the same, and the record was made by the protocol."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coterie.studies.leaderboard import page, record
+from coterie.studies.leaderboard.protocol import load
+from tests.documents import ROOT, TEXT, section
+
+RECORD = ROOT / "results/leaderboard.json"
+PAGE = "docs/leaderboard.md"
+FOUND = record.read([RECORD], load())
+
+
+@pytest.fixture(scope="module")
+def values() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_page_is_what_the_record_gives() -> None:
+    made = page.markdown(FOUND, "<!-- generated: leaderboard_picture -->")
+    assert TEXT[PAGE].endswith(made), "write it anew: python docs/making/leaderboard_picture.py"
+
+
+def test_the_record_is_of_the_protocol_as_it_stands(values: dict[str, Any]) -> None:
+    assert values["protocol"] == json.loads(json.dumps(load().model_dump(mode="json")))
+    for entry in FOUND.entries:
+        assert (entry.seeds, entry.rounds, entry.runs) == (load().seeds, load().same["rounds"], 27), entry.method
+        tune = load().contestant(entry.method).tune
+        points = [dict(zip(tune, point, strict=True)) for point in itertools.product(*tune.values())]
+        assert [tried for tried, _ in entry.tried] == points, entry.method
+
+
+def test_means_and_counts_on_the_page_are_those_of_the_clients(values: dict[str, Any]) -> None:
+    """Worked out of the record anew, without the program that writes the page."""
+    text, rules = TEXT[PAGE], load()
+    by_setting: dict[str, list[dict[str, Any]]] = {}
+    for entry in values["entries"]:
+        by_setting.setdefault(entry["setting"], []).append(entry)
+    for name, entries in by_setting.items():
+        setting = rules.settings[name]
+        means = {}
+        for entry in entries:
+            if entry["chosen"] is not None:
+                each = [np.mean(np.array(r) / np.array(t)) for r, t in zip(entry["right"], entry["tests"], strict=True)]
+                means[entry["title"]] = float(np.mean(each))
+        first = max(means, key=lambda title: means[title])
+        under = section(PAGE, setting.place)
+        assert f"- **{setting.partition}**: {first} is first with {100 * means[first]:.1f} %" in under
+        assert all(f"{100 * mean:.1f} ±" in under for mean in means.values())
+    for entry in values["entries"]:
+        if entry["harm"] is not None:
+            assert all(0 <= harmed <= len(t) for harmed, t in zip(entry["harm"]["harmed"], entry["tests"], strict=True))
+    harmed = {
+        entry["title"]: sum(
+            sum(each["harm"]["harmed"]) for each in values["entries"] if each["method"] == entry["method"]
+        )
+        for entry in values["entries"]
+        if entry["harm"] is not None
+    }
+    for title, count in harmed.items():
+        assert re.search(rf"^\| {re.escape(title)} \|[^|]+\|[^|]+\|[^|]+\| {count} \(", text, re.M), title
+
+
+def test_what_was_not_run_is_said() -> None:
+    for setting in FOUND.not_run:
+        assert re.search(rf"^- {re.escape(setting.place)}: .*{re.escape(setting.partition)}", TEXT[PAGE], re.M)
+
+
+def test_the_site_has_a_picture_where_there_is_something_to_see() -> None:
+    assert ("<!-- generated: leaderboard_picture -->" in TEXT[PAGE]) == bool(FOUND.boards)
+    assert ("Nothing has been played yet" in TEXT[PAGE]) == (not FOUND.boards)
