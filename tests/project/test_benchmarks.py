@@ -42,6 +42,8 @@ OURS = (
     "rivals_at_their_best",
     "startup",
     "study",
+    "families",
+    "adapters",
 )
 
 
@@ -105,6 +107,21 @@ def test_rivals_at_their_best(tmp_path: Path) -> None:
     assert theirs["times_ours"] == pytest.approx(times["torch.func, vmap"] / times["ours"], rel=1e-2)
     (line,) = script("rivals_at_their_best").table(found)
     assert line.startswith("| MLP, 159,010 | 10 | 2 | ") and " ms, vmap (" in line
+
+
+def test_families(tmp_path: Path) -> None:
+    found = result_of("families", tmp_path, "--only", "LSTM", "ViT:clients=3", "--ways", "plain", "stacked")
+    again = ["--only", "ViT:clients=3", "MLP", "--ways", "loop", "stacked", "--add"]
+    rows = result_of("families", tmp_path, *again)["rows"]
+    assert [(row["name"], row["clients"], [*row["seconds"]]) for row in rows] == [
+        ("LSTM", 2, ["plain", "stacked"]),
+        ("ViT", 3, ["loop", "stacked"]),
+        ("MLP", 2, ["loop", "stacked"]),
+    ]
+    assert rows[0] == found["rows"][0]
+    seconds = {way: {"median": each} for way, each in {"plain": 1.5, "loop": 2.0, "stacked": 0.0125}.items()}
+    row = {"name": "GRU", "clients": 50, "steps": 5, "batch": 10, "seconds": seconds}
+    assert script("families").table({"rows": [row]}) == ["| GRU | 50 × 5 × 10 | 1,500 | 2,000 | 12.5 | 120 | 160 |"]
 
 
 def test_study(tmp_path: Path) -> None:
@@ -357,6 +374,15 @@ def test_the_page_shows_rivals_and_studies(name: str) -> None:
     for path in kept:
         for row in script(name).table(json.loads(path.read_text(encoding="utf-8"))):
             assert row in page, f"in docs/performance.md, write this row:\n{row}"
+
+
+def test_the_page_of_models_shows_what_was_measured() -> None:
+    page = (ROOT / "docs/add_your_model.md").read_text(encoding="utf-8")
+    kept = sorted(FOLDER.glob("results/families_*.json"))
+    assert kept
+    for path in kept:
+        for row in script("families").table(json.loads(path.read_text(encoding="utf-8"))):
+            assert row in page, f"in docs/add_your_model.md, write this row:\n{row}"
 
 
 def test_the_page_shows_the_kept_results() -> None:

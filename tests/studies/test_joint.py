@@ -173,6 +173,7 @@ SETTINGS = {"lr": 0.1, "local_epochs": 1, "batch_size": 4}
         {"matrix": True},
         {"local": "head"},
         {"keep": "disk"},
+        {"keep_samples": "disk"},
         {"data": "digits", "partition": "quality", "clients": 5},
         {"data": "digits", "partition": "quality:redraw=true", "clients": 5},
     ],

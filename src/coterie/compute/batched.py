@@ -36,6 +36,7 @@ from coterie.compute.nets.stacked import Kernel, StackedNet, make_net
 from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule, call_directly, even_width, make_schedule, split_of
 from coterie.errors import ModelError
+from coterie.models.own_buffers import moving_buffers
 from coterie.models.problem import Problem
 from coterie.rows import Rows, matrix_units
 from coterie.rows.host_copies import on_host
@@ -105,7 +106,9 @@ class BatchedEngine(Engine):
         self._sample_bytes = bytes_of_sample(self._net, problem.start, self.probe()) if counted else 0
         self.chunk = chunk or self._memory_chunk(batch or int(self.host_sizes["train"].max()))
         self.compile_steps = compile_steps
-        self.record = ((not on_cpu) if record is None else record) and samples.on_device
+        # Which samples are padding decides what a module that changes its own buffers is given: the host must look.
+        fixed = samples.on_device and not moving_buffers(problem.module)
+        self.record = ((not on_cpu) if record is None else record) and fixed
         self.precision = precision
         self._graphs = GraphCache()
         self._recorded: BoundedCache[tuple[Hashable, ...], RecordedFold] = BoundedCache(_RECORDED_FOLDS)
@@ -333,10 +336,11 @@ class BatchedEngine(Engine):
         for draw in range(draws):
             key = None if dropout is None else randomness.fold_in(dropout[:active], at * draws + draw)
             x, y = self.samples.gather(schedule.index[draw, at, :active], clients[:active], key, memory[draw])
-            weight, share = schedule.weight[at, :active], schedule.share[at, :active]
+            weight, share, alike = schedule.weight[at, :active], schedule.share[at, :active], None
             if self.samples.class_weights is not None:
+                alike = weight
                 weight, share = self.samples.class_weights.apply(clients[:active], y, weight, share, split)
-            yield Batch(self._net, self.problem.loss, x, y, weight, share, key)
+            yield Batch(self._net, self.problem.loss, x, y, weight, share, key, alike)
 
     def _recorded_fold(self, task: Task, fold: Fold, number: int, schedule: Schedule, work: Rows) -> RecordedFold:
         """Return the recording of a fold for rows and batches of these shapes, which serves all rounds of the task."""

@@ -20,7 +20,7 @@ from coterie.config import ExperimentConfig
 from coterie.data.mapped import let_go
 from coterie.models.problem import Problem
 from coterie.rows.distributed import number_of
-from coterie.rows.placement import nearest_folder
+from coterie.rows.placement import scratch_folder
 from coterie.runs.model_builder import batch_size, make_engine, make_module
 from coterie.runs.population import Population, Roles, make_population, roles
 from coterie.simulation import attacks, privacy
@@ -102,7 +102,10 @@ def assemble(
     make = partial(once, ("population", world), partial(make_population, config, data_dir, processes.load))
     fetched = population or processes.together(lambda: make() if processes.leads else None)
     population = processes.together(lambda: fetched or make())
-    build = partial(make_engine, config, population, device, choices, processes.hold)
+    scratch = scratch_folder(config.scratch, run)
+    if config.keep_samples == "disk":
+        population = once(("samples on disk", world), partial(population.on_disk, scratch))
+    build = partial(make_engine, config, population, device, choices, processes.hold, scratch)
     engine = processes.together(lambda: once(("engine", world), build))
 
     def fresh(client: int) -> Tensor:
@@ -131,7 +134,7 @@ def assemble(
         members=trainers,
         # With another number of processes, what had room for the rows of one may have none.
         keep=choices.get("keep", config.keep) if choices.get("ranks", 1) == processes.count else config.keep,
-        scratch=config.scratch or nearest_folder(run),
+        scratch=scratch,
         processes=processes,
         protection=_protection(config, population),
         local=config.local_patterns,

@@ -214,11 +214,12 @@ def fit(engine: BatchedEngine) -> Hashable:
     samples, problem = engine.samples, engine.problem
     scaling = (samples.scale, samples.shift) if samples.x.dtype == torch.uint8 else ()
     return (
-        (str(problem.module), problem.layout.names, problem.layout.shapes),
+        (str(problem.module), problem.layout.names, problem.layout.shapes, problem.statistics.names),
         (problem.loss, problem.start.dtype, str(engine.device)),
         (tuple(samples.x.shape[1:]), samples.x.dtype, samples.y.dtype, samples.class_counts.shape[1], samples.dtype),
         # Clients that are scaled by statistics of their own are told apart by their samples, which no other run has.
         id(samples) if samples.statistics_of is not None else None,
+        id(samples.x) if samples.pages is not None else None,  # nor are different files put together in memory
         (samples.noise is None, str([value.flatten().tolist() for value in scaling])),
         (engine.kernel, engine.convolution, engine.compile_steps, engine.record, engine.precision),
     )
