@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -38,6 +40,7 @@ from coterie.simulation.measurement import Measured, Measurement, Targets, measu
 from coterie.simulation.processes import OneProcess
 from coterie.studies.joint.seat import FiniteAsk, MeasureAsk, Seat, WriteAsk
 
+_PENS = max(2, min(8, os.cpu_count() or 1))  # runs that write at a time: more would only wait for the interpreter
 _TARGETS = 16  # sets of runs whose targets are kept end to end
 
 
@@ -50,6 +53,8 @@ class Meeting:
         The signal by which the user asked for a stop, ``None`` if there was none.
     store, datasets, made
         The samples of all runs, the data sets that they come from, and what else was made once for all.
+    pens
+        Held by whoever writes its folder.
     """
 
     as_on_a_gpu: bool = False
@@ -59,6 +64,7 @@ class Meeting:
         self.stopped_by: int | None = None
         self.store, self.datasets = SampleStore(), DatasetShelf()
         self.made: dict[Hashable, Any] = {}
+        self.pens = threading.BoundedSemaphore(_PENS)
         self._seats: list[Seat] = []
         self._engines: dict[Seat, tuple[JointEngine, int]] = {}
         self._at_once = self._undoable = False

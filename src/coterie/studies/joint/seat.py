@@ -151,15 +151,16 @@ class Seat:
     def go_beside(self, work: Callable[[], None]) -> None:
         """Do something that needs nothing of others and changes nothing of theirs, while they go on."""
         switches, ask = matrix_units.switches(), WriteAsk()
-        self._beside = time.perf_counter()
         self.ask = ask
         self._back.release()
         failed: BaseException | None = None
-        try:
-            work()
-        except BaseException as error:
-            failed = error
-        ask.seconds, self._beside = time.perf_counter() - self._beside, None
+        with self._meeting.pens:
+            began = self._beside = time.perf_counter()
+            try:
+                work()
+            except BaseException as error:
+                failed = error
+            ask.seconds, self._beside = time.perf_counter() - began, None
         ask.done.set()
         self._go.acquire()
         matrix_units.switch_to(switches)
