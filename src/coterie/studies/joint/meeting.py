@@ -124,7 +124,9 @@ class Meeting:
         for seats in groups.values():
             engines = {seat: seat.engine for seat in seats if seat.engine is not None}
             first = next(iter(engines.values()))
-            joined = {seat: engine for seat, engine in engines.items() if engine is first or same_net(first, engine)}
+            distinct = {id(engine): engine for engine in engines.values()}
+            fits = {key: engine is first or same_net(first, engine) for key, engine in distinct.items()}
+            joined = {seat: engine for seat, engine in engines.items() if fits[id(engine)]}
             if len(joined) > 1:
                 engine = JointEngine(list(joined.values()))
                 self._engines |= {seat: (engine, place) for place, seat in enumerate(joined)}
