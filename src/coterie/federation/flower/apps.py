@@ -13,7 +13,8 @@ from flwr.serverapp import Grid, ServerApp
 from coterie.federation.flower._internals import NODE_AWAY, hasten_objects
 from coterie.federation.flower.bells import of_messages, of_replies
 from coterie.federation.flower.certificates import to_openssh
-from coterie.federation.flower.messages import block_of, content_of
+from coterie.federation.flower.messages import content_of, take_block
+from coterie.federation.flower.returned_memory import return_free_memory
 from coterie.federation.transport import Failure, Transport
 
 Settings = Mapping[str, str | int | float | bool]
@@ -61,7 +62,7 @@ class FlowerGrid:
                 # By the message that it answers: an error's sender is not the node.
                 node = waiting.get(reply.metadata.reply_to_message_id, -1)
                 if node >= 0:
-                    replies[node] = _failure(reply) if reply.has_error() else block_of(reply)
+                    replies[node] = _failure(reply) if reply.has_error() else take_block(reply)
                     waiting = {identifier: other for identifier, other in waiting.items() if other != node}
             if waiting and time.monotonic() - looked > _RESTARTS:
                 looked, before, active = time.monotonic(), active, self._activations()
@@ -77,6 +78,7 @@ class FlowerGrid:
                 pause = min(max(_POLL, _BUSY * (time.monotonic() - polled)), _LONGEST_POLL)
                 time.sleep(min(pause, max(0.0, until - time.monotonic())))
                 self._replied.wait(heard, min(_LONGEST_POLL - pause, until - time.monotonic()))
+        return_free_memory()
         return replies
 
     def _push(self, node: int, block: bytes, deadline: float) -> dict[str, int]:
