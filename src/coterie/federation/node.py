@@ -266,7 +266,7 @@ class Node:
             if key == "w" and row.shape == (layout.size,):
                 tensors |= layout.views(row)
             elif key == STATISTICS:
-                tensors |= statistics_state(simulation.engine.problem.statistics, row)
+                tensors |= statistics_state(simulation.engine.problem.module, row)
             else:
                 tensors[key] = row
         round_number = int(header["evaluate"]["round"])
