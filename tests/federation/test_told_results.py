@@ -39,6 +39,8 @@ def test_answers_are_those_of_a_simulation_where_silos_let_them_be_told(tmp_path
     ours, theirs = read_answers(run), read_answers(other)
     assert ours is not None and theirs is not None and len(ours)
     pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
+    held = read_answers(run, "validation"), read_answers(other, "validation")
+    pd.testing.assert_frame_equal(*held, check_exact=True)  # type: ignore[arg-type]
     # A count of right answers is what accuracy is: of each model and client.
     metrics = Result(run).metrics
     test = metrics[(metrics["split"] == "test") & (metrics["metric"] == "accuracy") & (metrics["round"] == 2)]
@@ -68,15 +70,15 @@ def test_answers_that_cannot_be_are_garbage(tmp_path: Path, how: str) -> None:
         tensors = dict(found.tensors)
         asked = (unpack(message, LIMIT).header.get("evaluate") or {}).get("answers")
         if how == "not asked for" and found.header.get("round") == 2 and not asked:
-            tensors["answers/personal"] = torch.zeros(3)
+            tensors["answers/test/personal"] = torch.zeros(3)
         elif asked and how != "not asked for":
-            mine = tensors["answers/personal"]
+            mine = tensors["answers/test/personal"]
             bad = {
                 "longer": torch.cat([mine, mine[:1]]),
                 "beyond one": torch.full_like(mine, 1.5),
                 "another model": mine,
             }[how]
-            tensors["answers/nobody" if how == "another model" else "answers/personal"] = bad
+            tensors["answers/test/nobody" if how == "another model" else "answers/test/personal"] = bad
         return pack(found.header, tensors)
 
     local.grid.faults[99] = spoil  # client 1

@@ -141,7 +141,7 @@ class Node:
         tensors = {f"reply/{name}": value[0] for name, value in reply.items()}
         for score in scores:
             if score.answers is not None and bool(score.answers.isfinite().all()):
-                tensors[f"{ANSWERS}/{score.model}"] = score.answers.cpu()
+                tensors[f"{ANSWERS}/{score.split}/{score.model}"] = score.answers.cpu()
         return pack({**_returned(header), **told}, tensors)
 
     @property

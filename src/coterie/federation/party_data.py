@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -206,7 +207,7 @@ def blank_population(agreement: Agreement, sizes: Mapping[str, Sequence[int]]) -
     schema = agreement.data
     y = torch.zeros(1, dtype=torch.float32 if schema.task == "regression" else torch.int64)
     x = torch.zeros(1, *schema.input_shape, dtype=torch.int64 if schema.words else torch.float32)
-    known = {
+    known: dict[str, Any] = {
         "features": schema.columns,
         "columns": {name: column.model_dump(mode="json") for name, column in schema.table.items()},
         "fill": filling(schema) if any(column.gaps for column in schema.table.values()) else (),

@@ -102,7 +102,7 @@ class RemoteExchange:
     scores
         The last evaluation that came in, with its round, until somebody takes it.
     answers
-        With it, for each model and client how that client's test samples were answered, of those that told.
+        With it, for each split, model and client how that client's samples were answered, of those that told.
     bytes_down, bytes_up
         What was sent and received so far, headers included.
     replied
@@ -127,7 +127,7 @@ class RemoteExchange:
         self.session = secrets.token_hex(4)  # tells this server's tokens from those of one that was killed
         self.counted: dict[int, str] = {}
         self.scores: tuple[int, list[Score]] | None = None
-        self.answers: dict[str, dict[int, Tensor]] = {}
+        self.answers: dict[str, dict[str, dict[int, Tensor]]] = {}
         self.bytes_down = self.bytes_up = self.replied = 0
         self.epsilon: dict[int, float] = {}
         self._accepted: dict[int, str] = {}  # tokens of replies that count once the round does
@@ -154,7 +154,7 @@ class RemoteExchange:
     ) -> None:
         """Let the evaluation of the state after a round, which is in a checkpoint, travel with the next exchange.
 
-        ``answers`` asks for every test sample's too, of nodes that let them be told.
+        ``answers`` asks for those to single samples too, of nodes that let them be told.
         """
         self._accepted = {}
         try:
@@ -254,19 +254,22 @@ class RemoteExchange:
                 self.epsilon[client] = float(spent)
             for key, value in scores.items():
                 told.setdefault(key, {})[client] = value
-            for model, given in samples.items():
-                self.answers.setdefault(model, {})[client] = given
+            for name, given in samples.items():
+                split, _, model = name.partition("/")
+                self.answers.setdefault(split, {}).setdefault(model, {})[client] = given
         if evaluation is not None:
             self.scores = (evaluation.round, list(_collected(told)))
         return replies
 
     def _check_answers(self, found: Rows, client: int, models: frozenset[str], wanted: bool) -> None:
-        """Reject answers that nobody asked for, or that are not one for each of a member's test samples."""
-        count = self.membership.sizes.get(client, {}).get("test", 0)
-        for model, values in found.items():
-            fits = TensorSpec.of(values) == TensorSpec((count,), torch.float32) and not bool((values.abs() > 1).any())
-            if not (wanted and fits and (model in _MODELS or model in models)):
-                raise Rejected(f"it tells answers of {sentence(model)!r} that are not one for each of {count} samples")
+        """Reject answers that nobody asked for, or that are not one for each of a member's samples."""
+        sizes = self.membership.sizes.get(client, {})
+        for name, values in found.items():
+            split, _, model = name.partition("/")
+            known = split in ("validation", "test") and (model in _MODELS or model in models)
+            fits = TensorSpec.of(values) == TensorSpec((sizes.get(split, 0),), torch.float32)
+            if not (wanted and known and fits) or bool((values.abs() > 1).any()):
+                raise Rejected(f"it tells answers of {sentence(name)!r} that are not one for each of its samples")
 
     def _pack(self, call: Call, client: int, task: str | None, message: Rows, evaluation: _Evaluation | None) -> bytes:
         tensors = {f"message/{name}": value for name, value in message.items()}

@@ -45,7 +45,7 @@ class Means:
     allow
         What ``federation.yaml`` may name as ``import:...``, word for word.
     tell_answers
-        Whether to tell how each test sample was answered after the last round.
+        Whether to tell how each validation and test sample was answered after the last round.
     """
 
     engine: Literal["loop", "batched"] = "loop"

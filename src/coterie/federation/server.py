@@ -118,16 +118,15 @@ class FederatedRounds:
     def _end(self) -> float | None:
         self.remote.evaluate_now()
         mean = self._record_evaluation()
-        found = {model: sorted(told.items()) for model, told in self.remote.answers.items()}
-        if found:
+        for split, models in self.remote.answers.items():
             columns = {
                 model: (
-                    np.concatenate([np.full(len(values), client, np.int32) for client, values in told]),
-                    np.concatenate([values.numpy() for _, values in told]),
+                    np.concatenate([np.full(len(told[client]), client, np.int32) for client in sorted(told)]),
+                    np.concatenate([told[client].numpy() for client in sorted(told)]),
                 )
-                for model, told in found.items()
+                for model, told in models.items()
             }
-            write_answers(self.folder.path, self.config.rounds, columns)
+            write_answers(self.folder.path, self.config.rounds, columns, split)
         self.tell(self.config.rounds)
         self.folder.flush()
         return mean

@@ -175,7 +175,7 @@ class Scorer:
     def score(self, models: Mapping[str, Rows], answers: bool = False) -> list[Score]:
         """Evaluate given models, each with a row for each client, on the clients' own samples.
 
-        ``answers`` asks for every test sample's too, which are given of classes.
+        ``answers`` asks for those to single samples too, which are given of classes.
         """
         self._answering = answers and self.primary in _OF_CLASSES
         group = _Group(self.simulation, self.clients, self.splits)

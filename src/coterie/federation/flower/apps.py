@@ -14,7 +14,7 @@ from coterie.federation.flower._internals import NODE_AWAY, hasten_objects
 from coterie.federation.flower.bells import of_messages, of_replies
 from coterie.federation.flower.certificates import to_openssh
 from coterie.federation.flower.messages import content_of, take_block
-from coterie.federation.flower.returned_memory import return_free_memory
+from coterie.federation.flower.returned_memory import return_free_memory, share_free_memory
 from coterie.federation.transport import Failure, Transport
 
 Settings = Mapping[str, str | int | float | bool]
@@ -41,6 +41,7 @@ class FlowerGrid:
         self._grid = grid
         self._sent, self._replied = of_messages(server), of_replies(server)
         hasten_objects()
+        share_free_memory()
 
     def nodes(self) -> dict[int, str]:
         return {int(node.node_id): to_openssh(node.public_key) for node in self._grid.get_nodes()}
