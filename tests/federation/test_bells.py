@@ -126,6 +126,7 @@ def test_a_reply_is_fetched_when_the_bell_rings_and_not_seconds_later(
     monkeypatch.setattr(apps, "_LONGEST_POLL", 60.0)
     monkeypatch.setattr(apps, "content_of", lambda block: block)
     monkeypatch.setattr(apps, "take_block", lambda message: message.block)
+    monkeypatch.setattr(apps, "empty", lambda message: None)
     monkeypatch.setattr(apps, "Message", lambda content, **more: content)
     replied = bells.of_replies(tmp_path)
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from coterie.federation.flower._internals import NODE_AWAY, hasten_objects
 from coterie.federation.flower.bells import of_messages, of_replies
 from coterie.federation.flower.certificates import to_openssh
-from coterie.federation.flower.messages import content_of, take_block
+from coterie.federation.flower.messages import content_of, empty, take_block
 from coterie.federation.flower.returned_memory import return_free_memory, share_free_memory
 from coterie.federation.transport import Failure, Transport
 
@@ -47,7 +47,7 @@ class FlowerGrid:
         return {int(node.node_id): to_openssh(node.public_key) for node in self._grid.get_nodes()}
 
     def exchange(
-        self, messages: Mapping[int, bytes], deadline: float, patience: frozenset[int]
+        self, messages: dict[int, bytes], deadline: float, patience: frozenset[int]
     ) -> dict[int, bytes | Failure]:
         began = looked = time.monotonic()
         active = self._activations()
@@ -64,6 +64,7 @@ class FlowerGrid:
                 node = waiting.get(reply.metadata.reply_to_message_id, -1)
                 if node >= 0:
                     replies[node] = _failure(reply) if reply.has_error() else take_block(reply)
+                    messages.pop(node, None)
                     waiting = {identifier: other for identifier, other in waiting.items() if other != node}
             if waiting and time.monotonic() - looked > _RESTARTS:
                 looked, before, active = time.monotonic(), active, self._activations()
@@ -85,7 +86,9 @@ class FlowerGrid:
     def _push(self, node: int, block: bytes, deadline: float) -> dict[str, int]:
         # One at a time: a request that holds all of them may be too large where each alone is not.
         message = Message(content_of(block), dst_node_id=node, message_type=_ACTION, ttl=deadline + 60)
-        return dict.fromkeys(self._grid.push_messages([message]), node)
+        sent = dict.fromkeys(self._grid.push_messages([message]), node)
+        empty(message)
+        return sent
 
     def _activations(self) -> dict[int, str]:
         return {int(node.node_id): str(node.last_activated_at) for node in self._grid.get_nodes()}

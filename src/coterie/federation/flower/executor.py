@@ -18,7 +18,7 @@ import httpx
 from flwr.app import Error, Message
 
 from coterie.federation.flower._internals import NODE_RAISED, MessageTask, keep_connections, messages_of
-from coterie.federation.flower.messages import content_of, take_block
+from coterie.federation.flower.messages import content_of, empty, take_block
 from coterie.federation.flower.returned_memory import return_free_memory
 from coterie.federation.transport import Failure
 
@@ -112,7 +112,9 @@ class _Claimed:
                     return False
                 self.give_up("the message was never complete")
                 return True
-            self._task.reply(reply(message))
+            answer = reply(message)
+            self._task.reply(answer)
+            empty(answer)
             self._end(self._task.complete)
         except Exception as error:  # the SuperNode is ending, or gave the message up; there may be others
             _log.warning("a message could not be answered: %s", error)

@@ -22,10 +22,18 @@ def content_of(block: bytes) -> RecordDict:
 def take_block(message: Message) -> bytes | Failure:
     """Take the block out of a message, which then has none; one that has none before is not Coterie's."""
     found = _block_of(message)
-    # Records know each other in a circle, so that a message that nobody holds any more holds its block for a while.
-    for record in message.content.values():
-        record.clear()
+    empty(message)
     return found
+
+
+def empty(message: Message) -> None:
+    """Take everything out of a message that nobody needs any more.
+
+    Its records know each other in a circle: it would hold its block until Python looks for such circles.
+    """
+    if message.has_content():
+        for record in message.content.values():
+            record.clear()
 
 
 def _block_of(message: Message) -> bytes | Failure:
