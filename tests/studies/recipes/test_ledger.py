@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from coterie.cli import console
 from coterie.cli.app import app
 from coterie.errors import ConfigError, UnknownName
 from coterie.studies import recipes
+from coterie.studies.comparison import ComparisonPlan
 from coterie.studies.recipes import ledger
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.demands import Estimate
@@ -278,6 +280,11 @@ def test_all_claims_rest_on_criteria_that_are_there() -> None:
         claims_of("fedsgd")
 
 
+@cache
+def whole(recipe: str, part: str) -> ComparisonPlan:
+    return recipes.planned(recipes.load(recipe).part(part))
+
+
 @pytest.mark.parametrize("paper", ["fedacs", "fedamp", "fedpg", "flame"])
 def test_every_claim_can_be_decided_by_the_recipes_as_they_stand(paper: str) -> None:
     """What a whole run of a recipe would leave undecided is not worth running."""
@@ -287,7 +294,7 @@ def test_every_claim_can_be_decided_by_the_recipes_as_they_stand(paper: str) -> 
         for basis in claim.rests_on:
             recipe, criterion = criterion_of(basis)
             for name in basis.parts or criterion.parts or [part.name for part in recipe.parts]:
-                plan = recipes.planned(recipe.part(name))
+                plan = whole(recipe.name, name)
                 assert len(plan.seeds) >= (protocol.seeds or FEWEST_SEEDS), (claim.id, name)
                 assert plan.runs[0].config.rounds >= (protocol.rounds or 0), (claim.id, name)
                 if protocol.tuned is None:
