@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -280,21 +279,17 @@ def test_all_claims_rest_on_criteria_that_are_there() -> None:
         claims_of("fedsgd")
 
 
-@cache
-def whole(recipe: str, part: str) -> ComparisonPlan:
-    return recipes.planned(recipes.load(recipe).part(part))
-
-
 @pytest.mark.parametrize("paper", ["fedacs", "fedamp", "fedpg", "flame"])
 def test_every_claim_can_be_decided_by_the_recipes_as_they_stand(paper: str) -> None:
     """What a whole run of a recipe would leave undecided is not worth running."""
-    found = claims_of(paper)
+    found, plans = claims_of(paper), dict[tuple[str, str], ComparisonPlan]()
     for claim in found.claims:
         protocol = found.protocol.but(claim.protocol)
         for basis in claim.rests_on:
             recipe, criterion = criterion_of(basis)
             for name in basis.parts or criterion.parts or [part.name for part in recipe.parts]:
-                plan = whole(recipe.name, name)
+                key = (recipe.name, name)
+                plan = plans[key] = plans.get(key) or recipes.planned(recipe.part(name))
                 assert len(plan.seeds) >= (protocol.seeds or FEWEST_SEEDS), (claim.id, name)
                 assert plan.runs[0].config.rounds >= (protocol.rounds or 0), (claim.id, name)
                 if protocol.tuned is None:
