@@ -103,7 +103,9 @@ def test_each_is_where_it_was_said_to_be(more: dict[str, Any], tmp_path: Path) -
     assert not list(folder.iterdir())  # a file without a name
     index, clients = torch.arange(12, device=DEVICE).view(3, 4), torch.arange(3, device=DEVICE)
     gathered = [samples.gather(index, clients)[0] for samples in found.values()]
-    assert all(torch.equal(gathered[0], each) for each in gathered[1:])
+    for each in gathered[1:]:
+        # Noise that is drawn on a GPU may differ in its last bit from that of the host.
+        torch.testing.assert_close(each, gathered[0], rtol=0, atol=0 if DEVICE.type == "cpu" else 1e-5)
 
 
 def test_a_device_is_chosen_where_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
