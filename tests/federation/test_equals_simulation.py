@@ -55,7 +55,7 @@ def test_same_where_the_head_stays_on_the_nodes(tmp_path: Path, algorithm: str) 
 
 @pytest.mark.parametrize("algorithm", ["fedacs", "fedamp"])
 def test_a_node_that_joins_late_begins_at_the_mean_of_the_others(tmp_path: Path, algorithm: str) -> None:
-    """It misses two rounds of three: what it is sent in the third is the mean of what the others had after the second."""
+    """It misses two rounds of three, and is sent in the third the mean of what the others had after the second."""
     settings = {"returning": "mixture", "freshness": 0.25, "local_epochs": 1}
     known: dict[int, Any] = {}
     for rounds in (2, 3):

@@ -40,6 +40,7 @@ app = typer.Typer(
 app.command()(runs.run)
 app.command()(compare.compare)
 app.command()(export.export)
+app.command()(export.personalize)
 app.command()(export.predict)
 app.command()(report.report)
 app.command()(runs.resume)
