@@ -98,7 +98,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 def test_it_begins_at_the_mean_of_the_runs_models(
     algorithm: str, hospitals: Callable[..., tuple[Path, Path]], tmp_path: Path
 ) -> None:
-    run, new = hospitals(algorithm, ONE_STEP)
+    run, new = hospitals(algorithm, ONE_STEP | {"newcomers": "mean"})
     before = digest(run)
     everyone = export(run, tmp_path / "everyone")
     models = [state(tmp_path / "everyone", number) for number in range(len(everyone.about["clients"]))]

@@ -25,7 +25,7 @@ Departures from the paper
 Added to the paper, which speaks of neither, here and in HeurFedAMP
 
 - ``newcomers``: a client that comes when others have trained begins at the mean of the members' models and is held to
-  it (``"mean"``), and may then play a round of the method (``"mixture"``). ``"initial"`` is the method as printed.
+  it (``"mean"``), and then plays a round of the method (``"mixture"``). ``"initial"`` is the method as printed.
 - ``returning="mixture"``: ``ξ_ij ← ξ_ij φ_j / Σ_l ξ_il φ_l`` with the freshness ``φ_j = γ^(k* − k_j)`` of
   :mod:`~coterie.algorithms.last_models`, and a client that was away starts from its cloud model, whatever ``begin``
   says. ``"own"`` is the method as printed; where everybody takes part in every round the two are the same, bit for bit.
@@ -41,7 +41,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Info, Message, Round, Start, State, Task, Weights
-from coterie.algorithms.last_models import LastModels, attended, reweighed
+from coterie.algorithms.last_models import NEWCOMERS, LastModels, Newcomers, attended, reweighed
 from coterie.algorithms.local_training import ANEW, ProximalTraining, refuse_unstable
 from coterie.algorithms.server_math.attention import fedamp_weights, median_squared_distance
 from coterie.rows import Rows, distances_from, mix, put_rows, squared_distances
@@ -50,6 +50,8 @@ from coterie.rows import Rows, distances_from, mix, put_rows, squared_distances
 class MessagePassing(LastModels):
     """What FedAMP and HeurFedAMP share: a cloud model for each client, and proximal training towards it."""
 
+    # On newcomers' validation samples a round of the method after the first exchange gave more, in FedACS the mean did.
+    newcomers: Newcomers = Field("mixture", description=NEWCOMERS)
     prox: float = Field(1.0, ge=0, description="weight λ/α of the proximal term that holds a client to its cloud model")
     begin: Literal["own", "cloud"] = Field("own", description="where local training starts")
     common_start: bool = Field(True, description="start all clients from one model, rather than each from its own")

@@ -41,6 +41,12 @@ from coterie.rows import mix, put_rows
 HEARD = "heard"
 """The name, in the server's state, of the rounds in which clients last replied."""
 _HALF = 0.5
+Newcomers = Literal["initial", "mean", "mixture"]
+NEWCOMERS = (
+    "where a client begins that comes when others have trained: at the initial model (as in the paper), at the mean of "
+    "all, or there and then, in the same round, with its own mixture"
+)
+"""What the field says of itself, wherever a method gives it a default of its own."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +131,7 @@ def heard_by_themselves(factors: Tensor, newcomers: Tensor) -> Tensor:
 class LastModels(LocalTraining):
     """What methods share whose server holds ``w``, the last model of every client, and the ``members`` that train."""
 
-    newcomers: Literal["initial", "mean", "mixture"] = Field(
-        "mean",
-        description="where a client begins that comes when others have trained: at the initial model (as in the "
-        "paper), at the mean of all, or there and then, in the same round, at its own mixture",
-    )
+    newcomers: Newcomers = Field("mean", description=NEWCOMERS)
     returning: Literal["own", "mixture"] = Field(
         "own",
         description="what a client that was away goes on from: as in the paper, or from its mixture over the last "
