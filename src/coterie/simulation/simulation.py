@@ -352,7 +352,7 @@ class Simulation:
         with self._trial():
             for extra in range(rounds):
                 cohort = self.cohort(clients, round_number + 1 + extra)
-                self.server, _ = self._played(cohort, "adapt")
+                self.server, _ = self._played(cohort, "adapt", "round" if extra else "welcome")
             return self._personal(clients, round_number, "adapt personalise")
 
     def _script(self, half: str, cohort: Cohort) -> Generator[Ask, Replies, Any]:
@@ -360,10 +360,10 @@ class Simulation:
             script: Generator[Ask, Replies, Any] = getattr(self.algorithm, half)(self.server, cohort)
             return script
 
-    def _played(self, cohort: Cohort, purpose: str) -> tuple[State, Info]:
+    def _played(self, cohort: Cohort, purpose: str, half: str = "round") -> tuple[State, Info]:
         """Play the server's half of a round, and see that the next one can go on with what it returns."""
-        whose = f"{self.algorithm.title}, round"
-        both: tuple[State, Info] = play(self._script("round", cohort), self._asks(cohort, purpose), whose)
+        whose = f"{self.algorithm.title}, {half}"
+        both: tuple[State, Info] = play(self._script(half, cohort), self._asks(cohort, purpose), whose)
         with calling(whose):
             check_pair("it", both, "the server's state and what to record")
             check_same("the server's state", both[0], self.server)
