@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import leaderboard_picture
+import measured
 import sample
 import typer
 
@@ -244,6 +245,11 @@ def verdicts() -> str:
     return ledger.markdown(ledger.open_ledger(RESULTS))
 
 
+def reproduction() -> str:
+    """Make a section for each table and figure of which there are results."""
+    return measured.measured(RESULTS)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "methods": methods,
     "catalogue": catalogue,
@@ -252,6 +258,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "wire": wire,
     "verdicts": verdicts,
     "leaderboard_picture": leaderboard_picture.shown,
+    "reproduction": reproduction,
     "who_gains": sample.who_gains,
     "gallery": sample.gallery,
 }
