@@ -122,16 +122,14 @@ def _run(module: nn.Module, sample: Tensor) -> None:
 
 @contextlib.contextmanager
 def _exact() -> Iterator[None]:
-    """Let a GPU round as a CPU does: with TF32, convolutions of batches of two sizes differ by more than rounding."""
-    backends = (torch.backends.cudnn, torch.backends.cuda.matmul)
-    before = [backend.allow_tf32 for backend in backends]
+    """Let a GPU round as a CPU does: in TF32, batches of two sizes differ by more than sums in another order."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        for backend in backends:
-            backend.allow_tf32 = False
-        yield
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+            yield
     finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.allow_tf32 = value
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _twice(
