@@ -23,12 +23,15 @@ GPU with gain. ``JOBS.yaml`` lists what is to be run::
         slots: 2                        # how many processes it is, 1 by default
 
 Within a priority the longest come first. A job that is finished is not run again by the same command, and one that was
-stopped goes on; one that failed is tried once more when all others have begun. As soon as all jobs of an entry's part
-have ended, the runs that the recipe has by then are put together and read: ``RESULTS/NAME.json`` and ``.md``, of the
-methods and seeds whose runs are all finished, and likewise of every recipe that is read off the same runs. Where some
-methods have more seeds than others, these methods alone are read. At the deadline what is running is stopped, and what
-is finished is read once more. ``WORK/log.txt``, copied to ``RESULTS``, says what became of each job;
-``WORK/jobs/NAME.txt`` is what it printed.
+stopped goes on; one that failed is tried once more when all others have begun. Whenever a job has ended, the runs that
+its recipe has by then are put together and read: ``RESULTS/NAME.json`` and ``.md``, of the methods and seeds whose runs
+are all finished, and likewise of every recipe that is read off the same runs. Where some methods have more seeds than
+others, these methods alone are read. At the deadline what is running is stopped, and what is finished is read once
+more. ``WORK/log.txt``, copied to ``RESULTS``, says what became of each job; ``WORK/jobs/NAME.txt`` is what it printed.
+
+Each process is told its share of the GPU's memory (``COTERIE_GPU_SHARE``). Where CUDA's multi-process service is
+installed and works, the processes share the GPU through it (``--no-mps``: not). More processes than about six on one
+GPU were slower than six.
 
 A checkpoint is only written at the end of a run (unless ``over`` says otherwise) and removed at once when the run is
 finished: those of thousands of runs would fill the disk, and what is read off a run does not need them.
@@ -55,7 +58,7 @@ from typing import Any
 import yaml
 
 from coterie.errors import ConfigError, CoterieError, UnknownName
-from coterie.memory import keep_freed_memory
+from coterie.memory import GPU_SHARE, gpu_share, keep_freed_memory
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.studies import recipes
 from coterie.studies.recipes.registry import BOOK
@@ -65,6 +68,9 @@ HOST = 0.01  # seconds of a process's time that a run's round takes, about
 STARTING = 10.0  # and a process until its first round
 ENTRY = {"recipe", "parts", "methods", "split", "over", "quick", "priority", "seconds", "needs", "device", "precision"}
 COMMAND = {"name", "command", "files", "priority", "seconds", "slots", "needs"}
+LENT = 0.9  # of a GPU's memory, to all processes together: the rest is for what each takes merely to be there
+READERS = 4  # processes that gather at a time; they are not counted, for they compute nothing on the GPU
+MPS = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -350,9 +356,7 @@ class Driver:
                     self.done(job).touch()
                 self._copy(job)
                 self._unread |= {job.group} if job.recipe else set()
-                mates = [each for each in self._of(job.group) if (each.part, each.priority) == (job.part, job.priority)]
-                if job.recipe and all(each.name in lost or self.done(each).exists() for each in mates):
-                    self._wanted.add(job.group)
+                self._wanted |= {job.group} if job.recipe else set()
             self._gather(self._wanted)
         stopped = [name for name in self.running if name in known]
         self._stop(stopped)
@@ -374,7 +378,7 @@ class Driver:
     def _next(self, waiting: Sequence[Job]) -> Job | None:
         """Give the first job that has what it needs, if there is room for it."""
         job = next((job for job in waiting if not job.needs or Path(job.needs).exists()), None)
-        room = job is not None and (not self.running or self._taken() + job.slots <= self.slots)
+        room = job is not None and (self._taken() == 0 or self._taken() + job.slots <= self.slots)
         return job if room else None
 
     def _of(self, group: str) -> list[Job]:
@@ -397,17 +401,19 @@ class Driver:
     def _gather(self, groups: set[str]) -> None:
         """Begin to gather recipes, each of them once at a time."""
         for group in sorted(groups):
-            if f"gather-{group}" not in self.running and self._taken() < self.slots:
+            reading = sum(name.startswith("gather-") for name in self.running)
+            if f"gather-{group}" not in self.running and reading < READERS:
                 self._unread.discard(group)
                 self._wanted.discard(group)
                 command = [sys.executable, __file__, "--gather", group, "--work", str(self.work)]
-                self._begin(f"gather-{group}", [*command, "--out", str(self.out)], 1)
+                self._begin(f"gather-{group}", [*command, "--out", str(self.out)], 0)
 
     def _begin(self, name: str, command: Sequence[str], slots: int) -> None:
-        one = dict.fromkeys(THREADS, "1")
+        own = dict.fromkeys(THREADS, "1")
+        own[GPU_SHARE] = repr(LENT * gpu_share() * min(1.0, max(1, slots) / self.slots))
         with (self.work / "jobs" / f"{name}.txt").open("ab") as printed:
             process = subprocess.Popen(
-                command, stdout=printed, stderr=subprocess.STDOUT, env={**os.environ, **one}, start_new_session=True
+                command, stdout=printed, stderr=subprocess.STDOUT, env={**os.environ, **own}, start_new_session=True
             )
         self.running[name] = (process, slots, time.monotonic())
 
@@ -474,6 +480,46 @@ class Driver:
         self.stopping = True
 
 
+@contextlib.contextmanager
+def shared_gpu(work: Path, wanted: bool) -> Iterator[str]:
+    """Let processes share the GPU through CUDA's multi-process service where it works; say whether they do."""
+    control = shutil.which("nvidia-cuda-mps-control") if wanted else None
+    if control is None:
+        yield "without CUDA's multi-process service"
+        return
+    places = {name: str(work / f"mps{name[9:12].lower()}") for name in MPS}
+    for place in places.values():
+        Path(place).mkdir(parents=True, exist_ok=True)
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update(places)
+    try:
+        trial = "import torch; a = torch.ones(256, 256, device='cuda'); assert float((a @ a).sum()) == 256.0**3"
+        begun = _works([control, "-d"], 20) and _works([sys.executable, "-c", trial], 60)
+        if not begun:
+            _restore(before)
+        yield "with CUDA's multi-process service" if begun else "CUDA's multi-process service does not work here"
+    finally:
+        os.environ.update(places)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run([control], input=b"quit\n", capture_output=True, timeout=20)
+        _restore(before)
+
+
+def _works(command: Sequence[str], seconds: float) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=seconds).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _restore(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 def _again(work: Path) -> list[Job]:
     tuples = ("methods", "seeds", "command", "files")
     found = json.loads((work / "jobs.json").read_text(encoding="utf-8"))["jobs"]
@@ -489,6 +535,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at a time")
     parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds after which all is stopped")
     parser.add_argument("--grace", type=float, default=20.0, help="seconds that a stopped job has to keep its state")
+    parser.add_argument("--no-mps", action="store_true", help="do without CUDA's multi-process service")
     parser.add_argument("--list", action="store_true", help="print the jobs in their order, with estimates, and stop")
     parser.add_argument("--play", metavar="JOB", help=argparse.SUPPRESS)
     parser.add_argument("--gather", metavar="RECIPE", help=argparse.SUPPRESS)
@@ -513,7 +560,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     driver = Driver(jobs, work, out, args.processes, args.deadline, args.grace)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, driver.stop)
-    return 1 if driver.run() else 0
+    with shared_gpu(work, not args.no_mps) as said:
+        driver.log(said)
+        return 1 if driver.run() else 0
 
 
 if __name__ == "__main__":

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
-from coterie.memory import free_memory
+from coterie.errors import ConfigError
+from coterie.memory import GPU_SHARE, free_memory, gpu_memory, gpu_share
 
 COUNT = """
 import json, resource
@@ -54,3 +58,31 @@ def test_it_says_so_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_memory_that_is_free() -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < free_memory() < total
+
+
+def test_a_process_has_its_share_of_a_gpu_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
+    device = torch.device("cuda")
+    monkeypatch.delenv(GPU_SHARE, raising=False)
+    assert gpu_memory(device) == (700, 1000)
+    monkeypatch.setenv(GPU_SHARE, "0.25")  # 250 of 1,000, of which it has 50
+    assert gpu_memory(device) == (200, 250)
+    monkeypatch.setenv(GPU_SHARE, "0.9")  # others have taken so much that less is free than it may have
+    assert gpu_memory(device) == (700, 900)
+    monkeypatch.setenv(GPU_SHARE, "0.01")
+    assert gpu_memory(device) == (0, 10)
+    for wrong in ("0", "1.5", "half", "nan"):
+        monkeypatch.setenv(GPU_SHARE, wrong)
+        with pytest.raises(ConfigError, match=f"COTERIE_GPU_SHARE is '{wrong}'"):
+            gpu_share()
+
+
+def test_nothing_asks_a_gpu_but_through_its_share() -> None:
+    source = Path(__file__).resolve().parents[1] / "src/coterie"
+    asking = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if re.search(r"mem_get_info|total_memory", path.read_text(encoding="utf-8"))
+    }
+    assert asking == {"memory.py"}

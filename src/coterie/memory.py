@@ -1,4 +1,4 @@
-"""The host's memory: how much of it is free, and whether what was freed stays with this process."""
+"""Memory: how much of the host's and of a GPU's is free, and whether what was freed stays with this process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+GPU_SHARE = "COTERIE_GPU_SHARE"
+"""Names the variable with the part of a GPU's memory that this process may take, where several share the GPU."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LARGEST = 2**30  # bytes: what is larger still comes from the operating system, and goes back to it
@@ -54,3 +63,27 @@ def free_memory() -> int:
         if most.isdigit():
             found.append(max(0, int(most) - int(used.read_text(encoding="utf-8"))))
     return min(found)
+
+
+def gpu_share() -> float:
+    """Say which part of a GPU's memory this process may take: all of it, unless the environment says otherwise."""
+    given = os.environ.get(GPU_SHARE, "1")
+    try:
+        share = float(given)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(f"{GPU_SHARE} is {given!r}, but must be a number above 0 and at most 1")
+    return share
+
+
+def gpu_memory(device: torch.device) -> tuple[int, int]:
+    """Say how many bytes of a GPU this process may still take, and how many it may have in all."""
+    import torch  # which the command line does without until something is computed
+
+    free, total = torch.cuda.mem_get_info(device)
+    share = gpu_share()
+    if share == 1:
+        return free, total
+    mine = int(share * total)
+    return max(0, min(free, mine - torch.cuda.memory_reserved(device))), mine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -124,6 +125,29 @@ def test_commands_stand_beside_recipes_and_the_deadline_stops_them(driver: Modul
     (work / "one.txt").unlink()
     assert driver.main([*arguments, "--grace", "1"]) == 1
     assert not (work / "one.txt").exists(), "what is finished is not run again"
+
+
+def test_each_process_is_told_its_share_of_the_gpu(
+    driver: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = tmp_path / "nvidia-cuda-mps-control"  # one that starts, on a machine where the GPU does not answer it
+    control.write_text(f'#!/bin/sh\n[ -z "$1" ] && cat >> {tmp_path}/told\nexit 0\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(driver.sys, "executable", "/bin/false")
+    with driver.shared_gpu(tmp_path, True) as said:
+        assert "does not work" in said and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert (tmp_path / "told").read_text() == "quit\n" and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    monkeypatch.undo()
+    show = "import os, sys; open(sys.argv[1], 'w').write(os.environ['COTERIE_GPU_SHARE'])"
+    jobs = [
+        {"name": name, "command": ["{python}", "-c", show, f"{{work}}/{name}"], "slots": slots}
+        for name, slots in (("one", 1), ("two", 2), ("nine", 9))
+    ]
+    work = tmp_path / "work"
+    assert driver.main([str(jobs_file(tmp_path, *jobs)), "--work", str(work), "--processes", "4", "--no-mps"]) == 0
+    shares = {name: float((work / name).read_text()) for name in ("one", "two", "nine")}
+    assert shares == pytest.approx({"one": 0.9 / 4, "two": 0.9 / 2, "nine": 0.9})
 
 
 def test_a_list_of_jobs_that_is_wrong_is_refused(driver: ModuleType, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from coterie.errors import ConfigError, CoterieWarning
+from coterie.memory import GPU_SHARE, gpu_share
 from coterie.studies.comparison import PlannedRun, make_plan, workers
 from coterie.studies.comparison.workers import (
     EndedRun,
@@ -48,6 +49,7 @@ def planned(seeds: int) -> tuple[PlannedRun, ...]:
 def report(group: Group, round_ended: RoundCallback) -> Iterator[EndedRun]:
     """Play nothing, and say of each run where it was."""
     where = {"process": os.getpid(), "threads": torch.get_num_threads(), "given": [os.environ[n] for n in THREADS]}
+    where["share"] = gpu_share()
     for run in group:
         round_ended(run, 0, None)
         round_ended(run, 1, 0.25 * run.config.seed)
@@ -85,6 +87,7 @@ def test_workers_live_on_and_share_the_cores(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(workers, "usable_cores", lambda: 7)  # 3 for each of two
     monkeypatch.setattr(torch, "get_num_threads", lambda: 12)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    monkeypatch.setenv(GPU_SHARE, "0.5")
     runs = planned(7)
     groups, rounds = [runs[:2], runs[2:3], runs[3:6], runs[6:]], Rounds()
     playing = play_groups(groups, report, 2, listened(rounds))
@@ -95,6 +98,7 @@ def test_workers_live_on_and_share_the_cores(monkeypatch: pytest.MonkeyPatch) ->
     for group in groups:  # one process plays a whole group
         assert len({ended[run.name]["process"] for run in group}) == 1
     assert {place["threads"] for place in ended.values()} == {3}
+    assert {place["share"] for place in ended.values()} == {0.25}, "half of a GPU for both, a quarter for each"
     assert all(place["given"] == ["3", "3", "3"] for place in ended.values())
     assert os.environ["OMP_NUM_THREADS"] == "5"  # what this process was given is as it was
     for run in runs:

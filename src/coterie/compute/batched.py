@@ -36,6 +36,7 @@ from coterie.compute.nets.stacked import Kernel, StackedNet, make_net
 from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule, call_directly, even_width, make_schedule, split_of
 from coterie.errors import ModelError
+from coterie.memory import gpu_memory
 from coterie.models.own_buffers import moving_buffers
 from coterie.models.problem import Problem
 from coterie.rows import Rows, matrix_units
@@ -193,7 +194,7 @@ class BatchedEngine(Engine):
             return None
         room = _CPU_ACTIVATION_BYTES
         if self.device.type != "cpu":
-            room = torch.cuda.mem_get_info(self.device)[1] // 4  # of all, so that a resumed run does the same
+            room = gpu_memory(self.device)[1] // 4  # of all, so that a resumed run does the same
         return max(1, room // self._sample_bytes)
 
     def _memory_chunk(self, batch: int) -> int | None:
@@ -202,7 +203,7 @@ class BatchedEngine(Engine):
                 return None
             return max(1, min(_CPU_CHUNK_ROWS, _CPU_ACTIVATION_BYTES // (batch * self._sample_bytes)))
         row = self.problem.layout.size * self.problem.start.element_size()
-        free, _ = torch.cuda.mem_get_info(self.device)
+        free, _ = gpu_memory(self.device)
         # A row takes about 16 times its parameters: these, their gradient, the new ones, two slots of an optimiser, the
         # centre of a proximal term, and activations of about the same size.
         activations = 2 * batch * self._sample_bytes  # and as much for the gradients that come back through them

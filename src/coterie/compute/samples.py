@@ -18,6 +18,7 @@ from coterie.data import Dataset
 from coterie.data.mapped import PagesInUse, is_mapped, mapped_copy
 from coterie.data.partitions import Ragged, Shares
 from coterie.errors import ConfigError, DataError
+from coterie.memory import gpu_memory
 from coterie.rows.placement import Keep
 
 Split = Literal["train", "validation", "test"]
@@ -196,7 +197,7 @@ def _place(keep: Keep, x: Tensor, device: torch.device, kind: torch.dtype) -> to
         return device
     if keep in ("host", "disk"):
         return torch.device("cpu")
-    free, _ = torch.cuda.mem_get_info(device)
+    free, _ = gpu_memory(device)
     return device if x.numel() * kind.itemsize <= _DEVICE_PART * free else torch.device("cpu")
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import RunFolderError
-from coterie.memory import free_memory
+from coterie.memory import free_memory, gpu_memory
 
 _BUFFER_BYTES = 2**25  # of a pinned buffer, unless a row is longer
 
@@ -168,7 +168,7 @@ class Transfers:
 
 
 def _free_bytes(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    return gpu_memory(device)[0] if device.type == "cuda" else free_memory()
 
 
 def _explained(error: BaseException) -> BaseException:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from coterie.memory import gpu_memory
 from coterie.rows import matrix_units
 from coterie.rows._collectives import Collectives, RowsPart, divided
 from coterie.rows.access import row_blocks, take_rows
@@ -57,7 +58,7 @@ def _dense(rows: Tensor) -> Tensor | None:
 
 def _fits(rows: ClientMatrix, parts: int = 1) -> bool:
     """Say whether one of so many equal parts of a matrix may lie on the device that computes."""
-    room = torch.cuda.get_device_properties(rows.device).total_memory // 8 if rows.is_cuda else _DENSE_BYTES
+    room = gpu_memory(rows.device)[1] // 8 if rows.is_cuda else _DENSE_BYTES
     return rows.nbytes // parts <= room
 
 

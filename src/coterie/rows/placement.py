@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import ConfigError
-from coterie.memory import free_memory
+from coterie.memory import free_memory, gpu_memory
 from coterie.rows._transfers import Transfers
 from coterie.rows.backends import Backend, DeviceBackend, DiskBackend, HostBackend, OffDeviceBackend, RowIndex
 from coterie.rows.layout import Rows
@@ -119,7 +119,7 @@ class Placement:
 
     def _first_with_room(self, size: int) -> Place:
         if self._device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self._device)
+            free, _ = gpu_memory(self._device)
             if size <= _DEVICE_SHARE * free:
                 return "device"
         if size <= _HOST_SHARE * free_memory() / self._sharding.processes_on_machine:
@@ -190,7 +190,7 @@ class Placement:
     def _has_room(self, size: int) -> bool:
         if self._device.type != "cuda":
             return size <= free_memory() / self._sharding.processes_on_machine / 4
-        free, _ = torch.cuda.mem_get_info(self._device)
+        free, _ = gpu_memory(self._device)
         free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return size <= free / 4
 

@@ -14,6 +14,7 @@ from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute.batched import BatchedEngine
 from coterie.compute.engine import Predict
 from coterie.compute.joint.asks import OutputsAsk
+from coterie.memory import gpu_memory
 from coterie.rows import Rows
 
 Sizes = npt.NDArray[np.int64]
@@ -49,7 +50,7 @@ class JointPrediction:
         self._plans: BoundedCache[tuple[object, ...], list[_Block]] = BoundedCache(_PLANS)
         self._limit = _BLOCK_ELEMENTS
         if engine.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(engine.device)
+            free, _ = gpu_memory(engine.device)
             self._limit = max(self._limit, free // _MEMORY_SHARE // engine.samples.dtype.itemsize)
 
     def outputs(self, predict: Predict, asks: Sequence[OutputsAsk]) -> list[Tensor]:

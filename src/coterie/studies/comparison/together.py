@@ -6,11 +6,9 @@ import contextlib
 import functools
 from collections.abc import Callable, Generator, Hashable, Sequence
 
-import torch
-
 from coterie.config import ExperimentConfig
 from coterie.errors import Diverged, Interrupted
-from coterie.memory import free_memory
+from coterie.memory import free_memory, gpu_memory
 from coterie.runs.experiment import threads
 from coterie.simulation.processes import OneProcess
 from coterie.studies.comparison.plan import PlannedRun
@@ -109,7 +107,7 @@ def _room(seats: Sequence[Seat]) -> bool:
     devices = [seat.engine.device for seat in seats if seat.engine is not None]
     free = free_memory()
     if devices and devices[0].type == "cuda":
-        free = min(free, torch.cuda.mem_get_info(devices[0])[0])
+        free = min(free, gpu_memory(devices[0])[0])
     return taken + largest <= _SHARE * free
 
 

@@ -23,7 +23,7 @@ from types import FrameType
 import torch
 
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, Diverged, Interrupted
-from coterie.memory import keep_freed_memory
+from coterie.memory import GPU_SHARE, gpu_share, keep_freed_memory
 from coterie.runs.experiment import Watcher
 from coterie.studies.comparison.plan import PlannedRun
 
@@ -103,7 +103,7 @@ def _side_by_side(
     waiting, workers = list(groups), dict[Connection, _Worker]()
     try:
         for _ in range(min(jobs, len(waiting))):
-            worker = _begin(play, max(1, min(usable_cores() // jobs, torch.get_num_threads())))
+            worker = _begin(play, max(1, min(usable_cores() // jobs, torch.get_num_threads())), gpu_share() / jobs)
             workers[worker.hear] = worker
         for worker in workers.values():
             _next(worker, waiting)
@@ -190,13 +190,14 @@ def usable_cores() -> int:
 # ------------------------------------------------------------------------------------------------ in the first process
 
 
-def _begin(play: GroupFunction, threads: int) -> _Worker:
+def _begin(play: GroupFunction, threads: int, share: float) -> _Worker:
     # Not forked: a fork copies PyTorch's thread pool without its threads, and a CUDA context not at all.
     context = multiprocessing.get_context("spawn")
     hear, tell = context.Pipe(duplex=False)
     take, hand = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(play, threads, take, tell), daemon=True)
-    with _environment({**dict.fromkeys(_THREADS, str(threads)), "OMP_WAIT_POLICY": "PASSIVE"}), _held_back(_STOPS):
+    values = {**dict.fromkeys(_THREADS, str(threads)), "OMP_WAIT_POLICY": "PASSIVE", GPU_SHARE: repr(share)}
+    with _environment(values), _held_back(_STOPS):
         process.start()
     tell.close()
     take.close()
