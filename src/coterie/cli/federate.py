@@ -217,6 +217,7 @@ def status(folder: Project) -> None:
     from coterie.federation import agreement
     from coterie.federation.flower.expiry import warnings_of
     from coterie.runs.storage import MetricsLog, events, read_config, read_summary
+    from coterie.runs.storage.run_files import read_client_names
 
     files = (folder / "server" / name for name in ("server.crt", "ca.crt"))
     for warning in warnings_of({str(path): path for path in files if path.exists()}):
@@ -241,8 +242,9 @@ def status(folder: Project) -> None:
             highlight=False,
             soft_wrap=True,
         )
+        names = read_client_names(path)
         for event in events.read(path)[-5:]:
-            out.print(f"  {event}", markup=False, highlight=False, soft_wrap=True)
+            out.print(f"  {event.told(names)}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

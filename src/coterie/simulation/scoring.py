@@ -172,8 +172,12 @@ class Scorer:
                 what = f"{score.split} loss of the {score.model} model"
                 raise Diverged(round_number, score.clients[bad].tolist(), what)
 
-    def score(self, models: Mapping[str, Rows]) -> list[Score]:
-        """Evaluate given models, each with a row for each client, on the clients' own samples."""
+    def score(self, models: Mapping[str, Rows], answers: bool = False) -> list[Score]:
+        """Evaluate given models, each with a row for each client, on the clients' own samples.
+
+        ``answers`` asks for those to single samples too, which are given of classes.
+        """
+        self._answering = answers and self.primary in _OF_CLASSES
         group = _Group(self.simulation, self.clients, self.splits)
         scores = [each for name, rows in models.items() for each in self._score(name, rows, group)]
         if self.simulation.algorithm.has_hybrid and {"personal", "global"} <= models.keys():
