@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.studies.choice.halving import FINALISTS, Count, Entry, Ladder, cut, make_ladder
+from coterie.studies.choice.halving import FINALISTS, Count, Ladder, Placed, cut, make_ladder
 
 
 def rungs(ladder: Ladder, last: int) -> list[int]:
@@ -68,7 +68,7 @@ def test_what_can_be_afforded_is_the_most_that_can(federated: int, eta: int, rou
     assert found == max(fitting)
 
 
-RANKING = [Entry(f"{method}{number}", method) for number, method in enumerate("aabacb")]
+RANKING = [Placed(f"{method}{number}", method) for number, method in enumerate("aabacb")]
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def make_ladder(federated: int, methods: int, alone: int, eta: int) -> Ladder:
     return Ladder(tuple(counts), eta, of_each)
 
 
-class Entry(NamedTuple):
+class Placed(NamedTuple):
     """A candidate as a cut sees it.
 
     Parameters
@@ -172,7 +172,7 @@ class Entry(NamedTuple):
     method: str
 
 
-def cut(ranking: Sequence[Entry], count: int, of_each: int = 0) -> list[str]:
+def cut(ranking: Sequence[Placed], count: int, of_each: int = 0) -> list[str]:
     """Say who stays.
 
     Parameters

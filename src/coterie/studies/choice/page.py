@@ -53,7 +53,7 @@ def write_page(decision: Decision, candidates: Candidates, stages: Sequence[Stag
         bullets([*words.findings(decision), words.cost(decision)]),
     ]
     gains = [*_pictures(decision), table(words.client_table(decision))]
-    run = [_code("\n".join(words.commands(decision.config, file, decision.federate))), _code(yaml_text(decision))]
+    run = [_code("\n".join(words.commands(decision.config, file, decision.federate))), _code(_as_yaml(decision.config))]
     sections = [
         Section("answer", "Does federating help?", tuple(answer)),
         Section("clients", "Whom it helps and whom it harms", tuple(gains)),
@@ -71,7 +71,11 @@ def yaml_text(decision: Decision) -> str:
     if decision.config.data.startswith(OBJECT) or decision.config.model.startswith(OBJECT):
         lines.append("Data or model were objects of a program: hand them over again, as coterie.run takes them.")
     head = "".join(f"# {line}\n" for line in lines)
-    return head + yaml.safe_dump(_plain(decision.config), sort_keys=False, allow_unicode=True)
+    return head + _as_yaml(decision.config)
+
+
+def _as_yaml(config: ExperimentConfig) -> str:
+    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
 
 
 def _plain(config: ExperimentConfig) -> dict[str, Any]:

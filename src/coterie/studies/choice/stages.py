@@ -18,7 +18,7 @@ from coterie.errors import ConfigError
 from coterie.results import Result
 from coterie.runs.storage.atomic_files import read_json, write_json
 from coterie.studies.choice.candidates import Candidates, is_alone
-from coterie.studies.choice.halving import FEWEST_ROUNDS, Entry, cut
+from coterie.studies.choice.halving import FEWEST_ROUNDS, Placed, cut
 from coterie.studies.choice.validation import Contender, ValidationScores, read_scores
 from coterie.studies.comparison.runner import RUNS, begun, run_all
 from coterie.studies.progress import StudyProgress
@@ -205,7 +205,7 @@ class StagePlayer:
         number, ladder = stage.number, self.candidates.ladder
         at_its_end = stage.rounds == stage.rung and number + 1 < len(ladder.counts)
         following = ladder.counts[number + 1] if at_its_end else None
-        entries = [Entry(each.run, self.candidates.run(each.run).method) for each in ranking]
+        entries = [Placed(each.run, self.candidates.run(each.run).method) for each in ranking]
         staying = tuple(each.run for each in ranking)
         if following is not None:
             rivals = [entry for entry in entries if entry.run not in alone]

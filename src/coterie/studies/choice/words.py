@@ -40,7 +40,8 @@ def findings(decision: Decision) -> list[str]:
     """Say what was found, in sentences with their numbers."""
     best, alone = decision.best, decision.alone
     lines = [
-        f"Mean gain of {best.title} over training alone ({alone.title}), on test samples: "
+        f"Mean gain of {best.title} after {best.round} rounds over training alone ({alone.title}, {alone.round} "
+        "rounds), on test samples: "
         f"{_signed(decision.gain)}, 95 % interval {_signed(decision.low)} to {_signed(decision.high)} "
         f"({decision.metric} {best.test:.4f} against {alone.test:.4f}).",
     ]
