@@ -57,7 +57,12 @@ def test_a_silo_tells_no_answers_unless_its_owner_says_so(tmp_path: Path) -> Non
     told = read_answers(run)
     assert told is not None and set(told["client"]) == {0}
     # Before the last round nobody is asked, and who promised privacy tells nothing whatever its owner says.
-    _, private = played(tmp_path / "private", "fedavg", Means(tell_answers=True), privacy={"clip": 1.0, "noise": 0.0})
+    _, private = played(
+        tmp_path / "private",
+        "fedavg",
+        Means(tell_answers=True),
+        privacy={"clip": 1.0, "noise": 0.0, "tell_metrics": True},
+    )
     assert read_answers(private) is None
 
 
