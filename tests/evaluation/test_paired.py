@@ -119,7 +119,7 @@ def test_how_often_one_of_two_stays_first_is_a_sum_over_trinomials() -> None:
         for b in range(samples + 1 - a)
         if a >= b
     )
-    first, second = share_of_firsts(scores, np.zeros(samples), stream(8, "test"), draws=DRAWS)
+    first, second = share_of_firsts(scores, np.zeros(samples), [0, 1], stream(8, "test"), draws=DRAWS)
     assert within(first, exact)
     ties = sum(
         stats.multinomial.pmf([a, a, samples - 2 * a], samples, [6 / 20, 3 / 20, 11 / 20])
@@ -131,15 +131,15 @@ def test_how_often_one_of_two_stays_first_is_a_sum_over_trinomials() -> None:
 def test_samples_are_drawn_within_their_clients() -> None:
     """Client 0 always favours the first by 1/2 of its mean, client 1 the second by 1/2, whatever is drawn: equals."""
     scores = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert share_of_firsts(scores, np.array([0, 0, 1]), stream(9, "test"), draws=500).tolist() == [1.0, 1.0]
+    assert share_of_firsts(scores, np.array([0, 0, 1]), [0, 1], stream(9, "test"), draws=500).tolist() == [1.0, 1.0]
 
 
-def test_equals_are_all_first_and_places_count() -> None:
+def test_equals_are_all_first_and_groups_stand_by_their_best() -> None:
     scores = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    shares = share_of_firsts(scores, np.zeros(2), stream(10, "test"), draws=DRAWS)
+    shares = share_of_firsts(scores, np.zeros(2), [0, 1, 2], stream(10, "test"), draws=DRAWS)
     assert shares[0] == shares[1] == 1.0
     assert within(shares[2], 1 / 4)  # only where the second sample is drawn twice
-    assert share_of_firsts(scores, np.zeros(2), stream(10, "test"), places=3, draws=500)[2] == 1.0
+    assert share_of_firsts(scores, np.zeros(2), [0, 1, 1], stream(10, "test"), draws=500)[1] == 1.0
 
 
 # ------------------------------------------------------------------------------------------------------------ intervals

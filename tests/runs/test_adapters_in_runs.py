@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 from coterie import randomness  # noqa: E402
+from coterie.api import run  # noqa: E402
 from coterie.compute.engine import Engine  # noqa: E402
 from coterie.config import from_mapping  # noqa: E402
 from coterie.errors import CheckpointError  # noqa: E402
+from coterie.federation.agreement import Schema  # noqa: E402
+from coterie.federation.node import Node  # noqa: E402
 from coterie.federation.plan import Plan  # noqa: E402
 from coterie.federation.server import serve  # noqa: E402
 from coterie.results import Result  # noqa: E402
@@ -27,7 +31,16 @@ from coterie.results.export import export  # noqa: E402
 from coterie.runs import launch  # noqa: E402
 from coterie.runs.builder import assemble  # noqa: E402
 from tests.conformance_table import TABLE  # noqa: E402
-from tests.federation.grid import compare, make_federation  # noqa: E402
+from tests.federation.grid import (  # noqa: E402
+    Local,
+    LocalGrid,
+    combined,
+    compare,
+    make_agreement,
+    make_federation,
+    parts,
+    states,
+)
 from tests.hugging_face_models import save  # noqa: E402
 from tests.small_runs import Killed, assert_same_end, finish, last_state, stop  # noqa: E402
 
@@ -156,3 +169,23 @@ def test_a_federation_is_the_loop_engine(tmp_path: Path) -> None:
     more = {"settings": {"local_epochs": 1}}
     serve(local.agreement, local.grid, Plan(algorithm="fedacs", rounds=2, **more), tmp_path / "run")
     compare(local, "fedacs", 2, tmp_path / "run", tmp_path / "simulation", **more)
+
+
+@pytest.mark.parametrize(("algorithm", "more"), [("fedavg", {"local": "*.lora_B.*"}), ("fedacs", {})])
+def test_a_federation_on_texts_is_the_loop_engine(algorithm: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """Three nodes with texts of eight words, the rest of a line being padding, on a saved encoder."""
+    model = f"hf:{save('bert', tmp_path / 'bert')},lora=2,targets=q+v"
+    schema = Schema(task="multiclass", input_shape=(8,), classes=tuple("0123456789"), words=True)
+    agreement = make_agreement(3, data=schema, model=model, **more)
+    datasets = [replace(each, x=each.x.flatten(1)[:, 20:28].long().clamp(max=16)) for each in parts(3)]
+    nodes = {k: Node(agreement, k, datasets[k], tmp_path / f"node-{k}") for k in range(3)}
+    local = Local(agreement, LocalGrid(nodes), tmp_path, datasets)
+    settings = {"local_epochs": 1, "batch_size": 20}
+    serve(agreement, local.grid, Plan(algorithm=algorithm, rounds=2, settings=settings), tmp_path / "run")
+    simulated = combined(local, tmp_path / "all")
+    simulated["data"] += ",words=true"
+    run(algorithm, out=tmp_path / "simulation", progress=False, rounds=2, settings=settings, **simulated)
+    ours, theirs = (states(tmp_path / name)[0] for name in ("run", "simulation"))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    begun = assemble(from_mapping({"algorithm": algorithm, **simulated})).simulation.server
+    assert any(bool((ours[name] != begun[name]).any()) for name in ours)

@@ -48,9 +48,13 @@ def test_a_lengthened_run_is_the_long_run_bit_for_bit(name: str, tmp_path: Path)
     common = of_clients[of_clients["round"].isin([2, 4, 5])].reset_index(drop=True)
     there = expected.metrics[expected.metrics["client"] >= 0].reset_index(drop=True)
     pd.testing.assert_frame_equal(common, there)
-    for own, theirs in ((found.answers, expected.answers), (found.validation_answers, expected.validation_answers)):
+    for split in ("test", "validation"):
+        own, theirs = (each.answers_after(ROUNDS, split) for each in (found, expected))
         assert own is not None and theirs is not None
         pd.testing.assert_frame_equal(own, theirs)
+        kept = found.answers_after(3, split)
+        assert kept is not None and kept["round"].unique().tolist() == [3] and len(kept) == len(own)
+        assert found.answers_after(2, split) is None
 
 
 def test_one_that_is_as_long_already_stays_as_it_is(tmp_path: Path) -> None:

@@ -143,9 +143,9 @@ def combined_pvalue(first: float, second: float) -> float:
 
 
 def share_of_firsts(
-    scores: ArrayLike, strata: ArrayLike, draw: np.random.Generator, places: int = 1, draws: int = DRAWS
+    scores: ArrayLike, strata: ArrayLike, groups: ArrayLike, draw: np.random.Generator, draws: int = DRAWS
 ) -> Numbers:
-    """Say in which share of bootstrap samples each contender is among the first.
+    """Say in which share of bootstrap samples each group of contenders has the first of all.
 
     Units are drawn with replacement within their stratum, the same for all contenders.
 
@@ -155,17 +155,17 @@ def share_of_firsts(
         A row for each unit, a column for each contender; higher is better.
     strata
         The stratum of each unit.
+    groups
+        The group of each contender, numbered from 0.
     draw
         Draws the units.
-    places
-        How many places there are: a contender is among the first if fewer than so many others are better than it.
     draws
         How many bootstrap samples are drawn.
 
     Returns
     -------
     numpy.ndarray
-        A share for each contender; of equals each is first.
+        A share for each group; of equals each is first.
     """
     found, weights = _checked(scores, strata)
     _, where = np.unique(np.asarray(strata), return_inverse=True)
@@ -177,11 +177,8 @@ def share_of_firsts(
             drawn = draw.multinomial(int(counts.sum()), counts / counts.sum(), size=part.stop - part.start)
             means[part] += own[0] * (drawn @ patterns)
     means = np.round(means, _DECIMALS)
-    firsts = np.empty(found.shape[1])
-    for contender in range(found.shape[1]):
-        better = (means > means[:, [contender]]).sum(1)
-        firsts[contender] = float(np.mean(better < places))
-    return firsts
+    of, first = np.asarray(groups), means.max(axis=1)
+    return np.array([np.mean((means[:, of == group] == first[:, None]).any(1)) for group in range(int(of.max()) + 1)])
 
 
 def paired_interval(

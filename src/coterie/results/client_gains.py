@@ -84,8 +84,9 @@ def gains(
     reference: Result | Sequence[Result],
     model: str | None = None,
     reference_model: str | None = None,
-    at: At = "final",
+    at: At | int = "final",
     level: float = LEVEL,
+    reference_at: At | int | None = None,
 ) -> ClientGains:
     """Say which clients gain and which lose by a method, compared with a reference such as ``local``.
 
@@ -105,10 +106,12 @@ def gains(
     reference_model
         Which model of the reference, by default likewise.
     at
-        At which round. Answers to single samples are recorded after the last one; for other rounds the test is the
-        bound that :class:`ClientGains` describes.
+        At which round. Answers to single samples are recorded after the last one, and after rounds that were the last
+        before a run was made longer; for other rounds the test is the bound that :class:`ClientGains` describes.
     level
         The rate of false discoveries.
+    reference_at
+        At which round of the reference, by default likewise.
 
     Returns
     -------
@@ -134,7 +137,7 @@ def gains(
     parts, tests = [], []
     for seed, run in ours.items():
         pair = (run, model or _first_model(run)), (theirs[seed], reference_model or _first_model(theirs[seed]))
-        found, test = _of_seed(*pair, at)
+        found, test = _of_seed(*pair, at, at if reference_at is None else reference_at)
         parts.append(found.assign(seed=np.int64(seed)))
         tests.append(test)
     clients = pd.concat(parts, ignore_index=True)
@@ -149,10 +152,12 @@ def gains(
     return ClientGains(ordered, str(next(iter(ours.values())).summary["metric"]), test)
 
 
-def _of_seed(one: tuple[Result, str], other: tuple[Result, str], at: At) -> tuple[pd.DataFrame, str]:
+def _of_seed(
+    one: tuple[Result, str], other: tuple[Result, str], at: At | int, other_at: At | int
+) -> tuple[pd.DataFrame, str]:
     (run, model), (against, theirs) = one, other
     refuse_other_clients(run, against)
-    scores = pd.concat([client_scores(run, model, at), client_scores(against, theirs, at)], axis=1, join="inner")
+    scores = pd.concat([client_scores(run, model, at), client_scores(against, theirs, other_at)], axis=1, join="inner")
     scores.columns = pd.Index(["score", "reference"])
     sign = 1.0 if run.summary["higher_is_better"] else -1.0
     names = getattr(run, "client_names", None) or {}
@@ -165,7 +170,7 @@ def _of_seed(one: tuple[Result, str], other: tuple[Result, str], at: At) -> tupl
     found["low"] = found["high"] = np.nan
     if run.summary["metric"] != "accuracy":
         return found.assign(pvalue=np.nan), ""
-    discordant = _discordant(_right(run, model, at), _right(against, theirs, at), clients, sizes)
+    discordant = _discordant(_right(run, model, at), _right(against, theirs, other_at), clients, sizes)
     if discordant is not None:
         found["low"], found["high"] = evaluation.paired_interval(*discordant, sizes)
         return found.assign(pvalue=evaluation.mcnemar(*discordant)), "exact"
@@ -174,8 +179,12 @@ def _of_seed(one: tuple[Result, str], other: tuple[Result, str], at: At) -> tupl
     return found.assign(pvalue=evaluation.mcnemar(gained, lost)), "bound"
 
 
-def _right(result: Result, model: str, at: At) -> pd.Series[bool] | None:
+def _right(result: Result, model: str, at: At | int) -> pd.Series[bool] | None:
     """Give for every test sample whether it was answered rightly, by client; ``None`` if that was not recorded."""
+    if isinstance(at, int):
+        answers = result.answers_after(at)
+        own = answers[answers["model"] == model] if answers is not None else pd.DataFrame()
+        return None if own.empty else (own["answer"] > 0).set_axis(own["client"].to_numpy())
     if at != "final" or result.answers is None:
         return None
     own = result.answers[result.answers["model"] == model]

@@ -80,10 +80,22 @@ class Result:
         """
         return read_answers(self._path)
 
-    @cached_property
-    def validation_answers(self) -> pd.DataFrame | None:
-        """How each validation sample was answered after the last round, as :attr:`answers` says it of test samples."""
-        return read_answers(self._path, "validation")
+    def answers_after(self, round_number: int, split: str = "test") -> pd.DataFrame | None:
+        """Give the answers after a round that is, or was before the run was made longer, the last.
+
+        Parameters
+        ----------
+        round_number
+            The round.
+        split
+            Whose: ``"test"`` or ``"validation"`` samples'.
+
+        Returns
+        -------
+        pandas.DataFrame or None
+            As :attr:`answers`; ``None`` where they were not recorded.
+        """
+        return read_answers(self._path, split, round_number)
 
     @cached_property
     def timings(self) -> pd.DataFrame:

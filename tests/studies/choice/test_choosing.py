@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from coterie.studies.choice import Budget, Choice, choose, make_candidates
 from coterie.studies.choice import decision as decision_module
 from coterie.studies.choice import stages as stages_module
 from coterie.studies.choice.stages import Stage, StagePlayer, read_stages
-from coterie.studies.choice.validation import read_scores
+from coterie.studies.choice.validation import Contender, ValidationScores, read_scores
 from coterie.studies.comparison import compare, make_plan
 from coterie.studies.progress import StudyProgress
 from tests.small_runs import Killed
@@ -90,10 +91,9 @@ def test_on_clients_that_are_alike_one_model_for_all_is_not_beaten(tmp_path: Pat
     found = choose(**ALIKE, **QUICK, rounds=12, out=tmp_path / "choice")
     assert found.federate and found.gain[1] > 0
     runs = {run.name: Result(run) for run in (found.path / "runs").iterdir()}
-    last = {name: run for name, run in runs.items() if run.summary["rounds"] == 12}
-    scores = read_scores(last)
+    scores = read_scores(runs)
     chosen = scores.best({found.decision.best.run})
-    plain = scores.best({name for name, run in last.items() if run.config["algorithm"] in ("fedavg", "fedavg_ft")})
+    plain = scores.best({name for name, run in runs.items() if run.config["algorithm"] in ("fedavg", "fedavg_ft")})
     assert chosen is not None and plain is not None
     if plain != chosen:
         ahead = scores.units[:, [scores.place(chosen)]] - scores.units[:, [scores.place(plain)]]
@@ -107,7 +107,7 @@ def test_on_clients_with_plenty_of_their_own_it_says_train_alone(tmp_path: Path)
     assert found.sentences()[0] == "Train alone."
     assert found.decision.pvalue >= 0.05 and found.decision.validation_pvalue >= 0.05
     config = from_yaml(found.file)
-    assert config.algorithm == "local" and config.rounds == 12
+    assert config.algorithm == "local" and config.rounds == found.decision.alone.round <= 12
     assert found.decision.best.run != found.decision.alone.run  # what was best of the others is told all the same
     assert len(found.clients) == 6
 
@@ -115,50 +115,69 @@ def test_on_clients_with_plenty_of_their_own_it_says_train_alone(tmp_path: Path)
 # -------------------------------------------------------------------------------------------------- by validation alone
 
 
-def test_nothing_but_validation_samples_decides_who_stays(tiny: Choice) -> None:
+def test_nothing_but_validation_samples_decides_who_stays(tiny: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stage's ranking, made again of runs from which all test samples and later rounds were taken."""
+    answers_after = Result.answers_after
+
+    def validation_alone(self: Result, round_number: int, split: str = "test") -> pd.DataFrame | None:
+        assert split == "validation"
+        return answers_after(self, round_number, split)
+
+    monkeypatch.setattr(Result, "answers_after", validation_alone)
     for stage in tiny.stages:
-        at_their_ends = [run for run in stage.runs if run not in stage.staying or stage is tiny.stages[-1]]
-        results = {}
-        for run in at_their_ends:
-            result = Result(tiny.path / "runs" / run)
-            result.__dict__["metrics"] = result.metrics[result.metrics["split"] == "validation"]
-            result.__dict__["answers"] = None
-            results[run] = result
-        ranked = {each.run: each for each in stage.ranking}
-        assert {each.run: each for each in read_scores(results).ranking()} == {
-            run: ranked[run] for run in at_their_ends
-        }
-    order = [each.run for each in tiny.stages[0].ranking]
-    scores = [each.score for each in tiny.stages[0].ranking]
-    assert scores == sorted(scores, reverse=True) and set(order) == set(tiny.stages[0].runs)
+        results = {run: Result(tiny.path / "runs" / run) for run in stage.runs}
+        for result in results.values():
+            frame = result.metrics
+            result.__dict__["metrics"] = frame[(frame["split"] == "validation") & (frame["round"] <= stage.rounds)]
+        assert tuple(read_scores(results).ranking()) == stage.ranking
+
+
+def test_a_run_stands_by_its_best_round_or_by_a_later_one_that_is_as_good() -> None:
+    """On 100 samples: 80 after round 2; 74 after 4, by six that it lost; 79 after 8, by five lost and four gained."""
+    units = np.zeros((100, 4))
+    units[:80, 0] = units[:74, 1] = units[:75, 2] = units[80:84, 2] = units[:60, 3] = 1.0
+    contenders = tuple(
+        Contender("a", number, "personal", float(score), 0.5)
+        for number, score in zip((2, 4, 8, 16), units.mean(0), strict=True)
+    )
+    scores = ValidationScores(contenders, units, np.zeros(100, dtype=np.int64), True, "accuracy", 1.0)
+    assert scores.settled(contenders[0]).round == 8  # behind by 0.01, within sqrt(9) / 100
+    assert scores.ranking() == [contenders[2]]
+    assert scores.settled(contenders[1]).round == 8  # behind by nothing
+    assert scores.settled(contenders[3]) == contenders[3]
+    short = ValidationScores(contenders[:2], units[:, :2], scores.strata, True, "accuracy", 1.0)
+    assert short.ranking() == [contenders[0]]  # 0.06 is more than sqrt(6) / 100
 
 
 def test_scores_are_means_over_clients_of_their_own_means(tiny: Choice) -> None:
     run = tiny.stages[-1].ranking[0]
+    assert run.round <= 6
     frame = Result(tiny.path / "runs" / run.run).metrics
     own = frame[(frame["split"] == "validation") & (frame["model"] == run.model) & (frame["metric"] == "accuracy")]
-    assert own[own["round"] == 6]["value"].mean() == pytest.approx(run.score, abs=1e-12)
+    assert own[own["round"] == run.round]["value"].mean() == pytest.approx(run.score, abs=1e-12)
 
 
 def test_stages_go_as_planned_and_no_round_is_played_twice(tiny: Choice) -> None:
-    """Six that federate, of three methods, and two alone: 8 to round 2, 3 and 1 to round 3, then 2 and 1 to round 6."""
-    assert [(len(stage.runs), stage.rounds) for stage in tiny.stages] == [(8, 2), (4, 3), (3, 6)]
+    """Six that federate, of three methods, and two alone: all to round 2, 3 and 2 to round 3, 2 and 2 to 5 and to 6."""
+    assert [(len(stage.runs), stage.rounds) for stage in tiny.stages] == [(8, 2), (5, 3), (4, 5), (4, 6)]
     methods = {Result(tiny.path / "runs" / run).config["algorithm"] for run in tiny.stages[1].runs}
     assert methods == {"local", *METHODS}
+    last = [Result(tiny.path / "runs" / run).config["algorithm"] for run in tiny.stages[-1].runs]
+    assert last.count("local") == 2 and len(set(last)) == 3
     for stage in tiny.stages:
         for run in stage.runs:
-            last = max(each.rounds for each in tiny.stages if run in each.runs)
+            end = max(each.rounds for each in tiny.stages if run in each.runs)
             timings = Result(tiny.path / "runs" / run).timings
-            assert timings["round"].tolist() == list(range(1, last + 1))
+            assert timings["round"].tolist() == list(range(1, end + 1))
 
 
-def test_the_chosen_run_is_the_one_that_the_file_makes(tiny: Choice, tmp_path: Path) -> None:
-    found = tiny.path / "runs" / (tiny.decision.best if tiny.federate else tiny.decision.alone).run
+def test_the_file_makes_what_was_chosen(tiny: Choice, tmp_path: Path) -> None:
+    chosen = tiny.decision.best if tiny.federate else tiny.decision.alone
     again = coterie.api.run_config(from_yaml(tiny.file), out=tmp_path / "again", progress=False)
-    model = tiny.decision.model
-    assert again.summary[model]["final"]["mean"] == pytest.approx(Result(found).summary[model]["final"]["mean"])
+    assert again.summary["rounds"] == chosen.round
+    assert again.summary[tiny.decision.model]["final"]["mean"] == pytest.approx(chosen.test)
     taken = of_experiment(tiny.file, {"settings": {}})
-    assert taken["algorithm"] == tiny.method and taken["rounds"] == 6
+    assert taken["algorithm"] == tiny.method and taken["rounds"] == chosen.round
     assert taken["settings"]["lr"] == tiny.config["settings"]["lr"]
 
 
@@ -220,21 +239,21 @@ def test_a_mistake_that_nothing_came_of_can_be_mended_in_the_same_folder(tmp_pat
 
 
 def player(tmp_path: Path, minutes: float, *seconds: float) -> StagePlayer:
-    """With 6 federated candidates, 2 alone, and stages that took so long."""
+    """With 6 federated candidates and 2 alone, of which 8, 5 and 4 play, and stages that took so long."""
     candidates = make_candidates({name: value for name, value in TINY.items() if name not in ("rounds", "progress")})
     runs = tuple(run.name for run in candidates.plan.runs)
-    stages = [Stage(2 * 3**number, runs[: (8, 4, 3)[number]], spent) for number, spent in enumerate(seconds)]
+    ends = [2 * 3**number for number in range(len(seconds))]
+    stages = [Stage(k, end, end, runs[: (8, 5, 4)[k]], seconds[k]) for k, end in enumerate(ends)]
     return StagePlayer(tmp_path, candidates, Budget(1000, minutes), StudyProgress("test"), stages=stages)
 
 
 def test_minutes_are_planned_from_what_rounds_have_taken(tmp_path: Path) -> None:
-    """8 runs × 2 rounds took 16 s, a second each, and 104 s of two minutes are left: 4 (⌈R/3⌉ - 2) + 3 (R - ⌈R/3⌉)."""
-    found = player(tmp_path, 2.0, 16.0)
-    last = found._last_round(1, 2)
+    """8 runs × 2 rounds took 16 s, a second each, and 104 s of two minutes are left: 5 (⌈R/3⌉ - 2) + 4 (R - ⌈R/3⌉)."""
+    last = player(tmp_path, 2.0, 16.0)._last_round(1, 2)
 
     def cost(rounds: int) -> int:
         middle = max(3, -(-rounds // 3))
-        return 4 * (middle - 2) + 3 * (rounds - middle)
+        return 5 * (middle - 2) + 4 * (rounds - middle)
 
     assert last == max(rounds for rounds in range(3, 200) if cost(rounds) <= 104)
     assert player(tmp_path, 0.1, 16.0)._last_round(1, 2) == 2  # nothing is left: it ends with what there is
@@ -242,9 +261,19 @@ def test_minutes_are_planned_from_what_rounds_have_taken(tmp_path: Path) -> None
 
 
 def test_slower_rounds_than_expected_shorten_the_last_stage(tmp_path: Path) -> None:
-    """The second stage, 4 runs × 4 rounds, took 4 s a round of a run; 40 s are left for 3 runs: three rounds."""
-    found = player(tmp_path, 2.0, 16.0, 64.0)
-    assert found._last_round(2, 6) == 6 + 3
+    """The second stage, 5 runs × 4 rounds, took 4 s for a round of a run; 48 s are left for 4 runs: three rounds."""
+    assert player(tmp_path, 2.4, 16.0, 80.0)._last_round(2, 6) == 6 + 3
+
+
+def test_it_ends_when_more_rounds_are_worse_for_everybody(tmp_path: Path) -> None:
+    found = player(tmp_path, 9.0, 16.0, 80.0, 80.0)
+    early, late = (Contender("a", number, "personal", 0.8, 0.5) for number in (2, 6))
+    for ranking, ends in (((early, early), True), ((early, late), False)):
+        *before, last = found.stages
+        found.stages = [*before, replace(last, ranking=ranking)]
+        found.stages.insert(0, replace(before[0], rounds=1))
+        assert found._nobody_improves() is ends
+        found.stages.pop(0)
 
 
 def test_with_minutes_it_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +289,7 @@ def test_with_minutes_it_ends_in_time(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(stages_module.time, "monotonic", lambda: clock[0])
     options = {name: value for name, value in TINY.items() if name != "rounds"}
     found = choose(**options, minutes=1, out=tmp_path / "choice")
-    assert 50 < clock[0] <= 60 and found.decision.rounds > 6
+    assert 30 < clock[0] <= 60 and found.decision.rounds > 3
     assert sum(stage.seconds for stage in read_stages(found.path)) == clock[0]
 
 
@@ -318,7 +347,7 @@ def test_a_table_that_is_an_object_gives_named_clients(frame: pd.DataFrame, tmp_
     assert "hand them over again" in found.file.read_text(encoding="utf-8")
     assert "<ul>" in found._repr_html_()
     again = coterie.run(**found.config | {"data": frame, "label": "outcome", "client": "clinic"}, out=tmp_path / "run")
-    assert again.summary["rounds"] == 3
+    assert again.summary["rounds"] == found.config["rounds"] <= 3
 
 
 def test_another_metric_is_judged_by_clients(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ def rungs(ladder: Ladder, last: int) -> list[int]:
 
 
 def test_seven_methods_and_training_alone_with_four_learning_rates() -> None:
-    """28 that federate: 7 methods keep one each and ⌈28/3⌉ = 10 stay; ⌈10/3⌉ = 4; then the two of the end."""
+    """28 that federate: 7 methods keep two each, more than ⌈28/3⌉; ⌈14/3⌉ = 5; then the two of the end."""
     ladder = make_ladder(28, 7, 4, 3)
-    assert ladder.counts == (Count(28, 4), Count(10, 2), Count(4, 1), Count(2, 1))
+    assert ladder.counts == (Count(28, 4), Count(14, 2), Count(5, 2), Count(2, 2)) and ladder.of_each == 2
     assert rungs(ladder, 54) == [2, 6, 18, 54]
-    assert ladder.cost(0, 0, 54) == 32 * 2 + 12 * 4 + 5 * 12 + 3 * 36
-    assert ladder.cost(2, 6, 54) == 5 * 12 + 3 * 36
-    assert ladder.cost(0, 0, 54) < 32 * 54 / 5  # a fifth of the grid
+    assert ladder.cost(0, 0, 54) == 32 * 2 + 16 * 4 + 7 * 12 + 4 * 36
+    assert ladder.cost(2, 6, 54) == 7 * 12 + 4 * 36
+    assert ladder.cost(0, 0, 54) < 32 * 54 / 4  # a quarter of the grid
 
 
 def test_few_rounds_make_few_stages() -> None:
@@ -33,7 +33,12 @@ def test_few_rounds_make_few_stages() -> None:
 
 
 def test_more_methods_than_a_third_all_stay_after_the_first_stage() -> None:
-    assert make_ladder(12, 6, 2, 3).counts == (Count(12, 2), Count(6, 1), Count(2, 1))
+    ladder = make_ladder(12, 6, 3, 3)
+    assert ladder.counts == (Count(12, 3), Count(6, 2), Count(2, 2)) and ladder.of_each == 1
+
+
+def test_halfway_between_two_rungs_is_their_geometric_mean() -> None:
+    assert [Ladder.halfway(*both) for both in ((0, 2), (2, 8), (6, 18), (3, 4), (5, 6))] == [2, 4, 11, 4, 6]
 
 
 def test_methods_with_one_candidate_each_are_cut_from_the_first_stage_on() -> None:
@@ -49,7 +54,7 @@ def test_few_candidates_play_one_stage() -> None:
 def test_stages_narrow_to_the_last_round(federated: int, methods: int, alone: int, eta: int, last: int) -> None:
     ladder = make_ladder(federated, min(methods, federated), alone, eta)
     assert ladder.counts[0] == Count(federated, alone)
-    assert ladder.counts[-1].alone == 1 and 1 <= ladder.counts[-1].federated <= FINALISTS
+    assert ladder.counts[-1] == Count(min(FINALISTS, federated), min(FINALISTS, alone))
     assert all(sum(one) > sum(two) for one, two in zip(ladder.counts, ladder.counts[1:], strict=False))
     found = rungs(ladder, last)
     assert found[-1] == last and found == sorted(set(found))
@@ -67,14 +72,15 @@ RANKING = [Entry(f"{method}{number}", method) for number, method in enumerate("a
 
 
 @pytest.mark.parametrize(
-    ("count", "methods_first", "staying"),
+    ("count", "of_each", "staying"),
     [
-        (3, False, ["a0", "a1", "b2"]),
-        (3, True, ["a0", "b2", "c4"]),
-        (4, True, ["a0", "a1", "b2", "c4"]),
-        (2, True, ["a0", "b2"]),
-        (9, True, ["a0", "a1", "b2", "a3", "c4", "b5"]),
+        (3, 0, ["a0", "a1", "b2"]),
+        (3, 1, ["a0", "b2", "c4"]),
+        (4, 1, ["a0", "a1", "b2", "c4"]),
+        (2, 1, ["a0", "b2"]),
+        (5, 2, ["a0", "a1", "b2", "c4", "b5"]),
+        (9, 1, ["a0", "a1", "b2", "a3", "c4", "b5"]),
     ],
 )
-def test_who_stays(count: int, methods_first: bool, staying: list[str]) -> None:
-    assert cut(RANKING, count, methods_first) == staying
+def test_who_stays(count: int, of_each: int, staying: list[str]) -> None:
+    assert cut(RANKING, count, of_each) == staying

@@ -232,7 +232,7 @@ def test_flames_rivals_move_as_often_as_flame_and_are_tuned(name: str) -> None:
     assert not {"pFedMe full", "Ditto full"} & paper
 
 
-@pytest.mark.parametrize("name", ["fedacs-table1", "fedacs-figure1"])
+@pytest.mark.parametrize("name", ["fedacs-table1", "fedacs-table2", "fedacs-figure1"])
 def test_fedacs_and_its_rivals_are_tuned_alike(name: str) -> None:
     for part in load(name).parts:
         for method in whole(name, part.name).methods:

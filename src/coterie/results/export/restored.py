@@ -17,11 +17,13 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
+from coterie.config import ExperimentConfig
 from coterie.errors import CheckpointError, ConfigError
 from coterie.results import Result
-from coterie.rows import Rows
-from coterie.runs.builder import Assembly, assemble
+from coterie.rows import Rows, put_rows, take_rows
+from coterie.runs.builder import Assembly, Population, assemble
 from coterie.runs.model_inputs import describe_inputs, read_inputs, stand_in
 from coterie.runs.own_code import stored_config
 from coterie.runs.storage import RunFolder
@@ -71,6 +73,14 @@ class RestoredRun:
                     "version of Coterie whose federations did not"
                 )
             return self._with_data
+        config = self.portable_config
+        population = stand_in(config, self.inputs, self._shares)
+        parts = assemble(config, run=self._near, population=population)
+        return self._restored(parts, () if self._federation else ("model",))
+
+    @property
+    def portable_config(self) -> ExperimentConfig:
+        """The configuration for what is computed here, whatever machine the run was on."""
         # What decided rounding or speed in training decides nothing here, and a GPU may not be there.
         here: dict[str, Any] = {
             "attack": None,
@@ -82,9 +92,18 @@ class RestoredRun:
             "scratch": None,
         }
         here |= {"precision": "float32", "compile": False, "kernel": "auto", "convolution": "auto", "chunk": None}
-        config = self.config.model_copy(update=here)
-        parts = assemble(config, run=self._near, population=stand_in(config, self.inputs, self._shares))
-        return self._restored(parts, () if self._federation else ("model",))
+        return self.config.model_copy(update=here)
+
+    def joined_by(self, population: Population) -> Assembly:
+        """Give everything with one more client, which has the samples of a population and its first state."""
+        config = self.portable_config.model_copy(update={"clients": len(population.shares)})
+        before, parts = self.parts.simulation, assemble(config, run=self._near, population=population)
+        simulation = parts.simulation
+        simulation.server = {name: _grown(value, simulation.server[name]) for name, value in before.server.items()}
+        rows = simulation.clients.rows
+        simulation.clients.rows = {name: _grown(value, rows[name]) for name, value in before.clients.rows.items()}
+        simulation.round = before.round
+        return parts
 
     @property
     def _federation(self) -> bool:
@@ -197,6 +216,16 @@ class RestoredRun:
                         else simulation.personal(block, last)
                     )
                 yield from _pick(inside, block.tolist(), rows, recorded)
+
+
+def _grown(old: Tensor, new: Tensor) -> Tensor:
+    """Put what a state held into one with more clients; what is theirs stays as it was made."""
+    if old.shape == new.shape:
+        return take_rows(old, torch.arange(len(old))) if old.dim() else old
+    clients = torch.arange(len(old))
+    rows = take_rows(new, clients)
+    rows[tuple(slice(0, side) for side in old.shape)] = take_rows(old, clients)
+    return put_rows(new, clients, rows)
 
 
 def _pick(wanted: list[int], clients: list[int], rows: Rows, recorded: str) -> Iterator[MadeModel]:

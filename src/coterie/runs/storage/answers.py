@@ -7,6 +7,7 @@ that was predicted, with a minus sign if that was wrong; NaN if the model gave n
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -33,14 +34,34 @@ def write_answers(path: Path, round_number: int, found: Answers, split: str = "t
         pd.concat(frames, ignore_index=True).to_parquet(draft, index=False, compression="zstd")
 
 
-def read_answers(path: Path, split: str = "test") -> pd.DataFrame | None:
-    """Read a run's answers to the samples of a split, ``None`` where none were recorded.
+def keep_answers(path: Path, round_number: int) -> None:
+    """Keep the answers of a round that was the last one, in a folder of its own, before the run goes on."""
+    for name in ANSWERS.values():
+        if (path / name).exists():
+            (path / _of_round(round_number)).mkdir(parents=True, exist_ok=True)
+            with replacing(path / _of_round(round_number) / name) as draft:
+                shutil.copyfile(path / name, draft)
+
+
+def read_answers(path: Path, split: str = "test", round_number: int | None = None) -> pd.DataFrame | None:
+    """Read a run's answers to the samples of a split after a round, by default the last; ``None`` if there are none.
 
     A damaged file is a ``RunFolderError``.
     """
     file = path / ANSWERS[split]
+    if round_number is not None and (path / _of_round(round_number) / ANSWERS[split]).exists():
+        file = path / _of_round(round_number) / ANSWERS[split]
     if not file.exists():
         return None
+    found = _read(file)
+    return found if round_number is None or (found["round"] == round_number).all() else None
+
+
+def _of_round(round_number: int) -> str:
+    return f"ends/{round_number:08d}"
+
+
+def _read(file: Path) -> pd.DataFrame:
     try:
         with file.open("rb") as opened:  # a path with ``=`` in it would be taken for columns of the table
             return pd.read_parquet(opened)

@@ -15,6 +15,7 @@
       inputs.json         what the models are fed with: columns, categories, scaling, what fills gaps, classes
       answers.parquet     how each test sample was answered after the last round
       validation_answers.parquet  the same of each validation sample
+      ends/               both, of rounds that were the last ones before the run was made longer
       models.safetensors  models of the last round that no checkpoint has: fine-tuned ones, newcomers'
       checkpoint/         the last two checkpoints
       choices.json        what the engine chose by measuring, reused on resume
@@ -45,6 +46,7 @@ import yaml
 from torch import Tensor
 
 from coterie.errors import RunFolderError
+from coterie.runs.storage.answers import keep_answers
 from coterie.runs.storage.atomic_files import is_draft, read_json, remove_drafts, replacing, write_json, write_text
 from coterie.runs.storage.checkpoints import Checkpoints
 from coterie.runs.storage.code_folder import CODE, checksum_of, write_code
@@ -193,6 +195,7 @@ class RunFolder:
         """
         with _reported(self.path):
             if self._config["rounds"] < rounds:
+                keep_answers(self.path, self._config["rounds"])
                 begun_with = {"rounds": self._config["rounds"], **self._begun_with}
                 write_json(self.path / ABOUT, {**read_about(self.path), BEGUN_WITH: begun_with})
                 text = yaml.safe_dump({**self._config, "rounds": rounds}, sort_keys=False, allow_unicode=True)

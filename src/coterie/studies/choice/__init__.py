@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coterie.studies.choice.candidates import METHODS, RATES, make_candidates
 from coterie.studies.choice.chooser import Choice, choose, make_budget, play
-from coterie.studies.choice.decision import Decision, Finalist
+from coterie.studies.choice.decision import Decision, MethodsBest
 from coterie.studies.choice.stages import Budget
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "Budget",
     "Choice",
     "Decision",
-    "Finalist",
+    "MethodsBest",
     "choose",
     "make_budget",
     "make_candidates",

@@ -132,9 +132,9 @@ class Choice:
         Returns
         -------
         list of Table
-            Whom it helps and harms, and the candidates that were there to the end.
+            Whom it helps and harms, and the best of every method.
         """
-        return [words.client_table(self.decision, most), words.finalist_table(self.decision)]
+        return [words.client_table(self.decision, most), words.method_table(self.decision)]
 
     def _repr_html_(self) -> str:
         said = "".join(f"<li>{html.escape(each)}</li>" for each in self.sentences())

@@ -26,7 +26,7 @@ from coterie import evaluation
 from coterie.algorithms import registry
 from coterie.config import ExperimentConfig
 from coterie.randomness import stream
-from coterie.results import ClientGains, Result, gains
+from coterie.results import ClientGains, Result, client_scores, gains
 from coterie.studies.choice.candidates import Candidates, is_alone, recommended
 from coterie.studies.choice.stages import Stage
 from coterie.studies.choice.validation import Contender, ValidationScores, read_scores, read_units
@@ -39,17 +39,19 @@ _NUMBERS = 2**28  # that are drawn for a test at most; with very many samples fe
 
 
 @dataclass(frozen=True)
-class Finalist:
-    """A candidate that was there to the end.
+class MethodsBest:
+    """The best that was found of a method.
 
     Parameters
     ----------
     run
-        Its run.
+        The run.
     title
-        What people see it called.
+        What people see the candidate called.
+    round
+        After which round it is the best on validation samples.
     model
-        Which of its models is its best on validation samples.
+        Which of its models that is.
     validation
         That model's mean over clients on validation samples.
     test
@@ -60,6 +62,7 @@ class Finalist:
 
     run: str
     title: str
+    round: int
     model: str
     validation: float
     test: float
@@ -80,8 +83,8 @@ class Decision:
         The best federated candidate.
     alone
         The best that trains alone.
-    finalists
-        All candidates that were there to the end, the best on validation samples first.
+    methods
+        The best of every method, the best on validation samples first.
     config
         What to run: the best federated candidate's configuration, or that of training alone.
     model
@@ -105,12 +108,11 @@ class Decision:
     detectable
         The least mean gain that these validation samples could have told from chance.
     sure
-        The share of bootstrap draws of validation samples in which the best federated candidate stays first among
-        those that were there to the end.
+        The share of bootstrap draws of validation samples in which its method stays first among all that federate.
     edges
         Which of its values, and of those of training alone, are the least or the greatest that were tried.
     rounds
-        Rounds that the finalists played.
+        The last round that anybody played.
     up
         Bytes that a client sends in a round that it takes part in.
     down
@@ -123,9 +125,9 @@ class Decision:
 
     federate: bool
     reasons: tuple[str, ...]
-    best: Finalist
-    alone: Finalist
-    finalists: tuple[Finalist, ...]
+    best: MethodsBest
+    alone: MethodsBest
+    methods: tuple[MethodsBest, ...]
     config: ExperimentConfig
     model: str
     gain: float
@@ -148,13 +150,12 @@ class Decision:
 
 def decide(folder: Path, candidates: Candidates, stages: Sequence[Stage]) -> Decision:
     """Say what follows from stages that have come to their end."""
-    last, seed = stages[-1], candidates.plan.seeds[0]
+    seed = candidates.plan.seeds[0]
     diverged = {name for stage in stages for name in stage.diverged}
     every = {run.name: Result(folder / RUNS / run.name) for run in candidates.plan.runs if run.name not in diverged}
-    finals = {each.run for each in last.ranking}
     alone_runs = {name for name in every if is_alone(candidates.run(name))}
     scores = read_scores(every)
-    best, alone = scores.best(finals - alone_runs), scores.best(finals & alone_runs)
+    best, alone = scores.best(set(every) - alone_runs), scores.best(alone_runs)
     assert best is not None and alone is not None  # as every stage has seen to
     beyond = _beyond_chance(scores, alone, alone_runs, seed)
     number = [each for each in range(len(scores.contenders)) if scores.contenders[each].run not in alone_runs].index(
@@ -164,24 +165,24 @@ def decide(folder: Path, candidates: Candidates, stages: Sequence[Stage]) -> Dec
         float(values[number]) for values in (beyond.gains, beyond.pvalues, beyond.detectable)
     )
     # From here on nothing is chosen any more: test samples are looked at.
-    clients = gains(every[best.run], every[alone.run], best.model, alone.model)
+    clients = gains(every[best.run], every[alone.run], best.model, alone.model, at=best.round, reference_at=alone.round)
     gain, low, high = _mean_gain(clients)
-    on_test = _pvalue_on_test(every[best.run], best.model, every[alone.run], alone.model, scores.by_samples, seed)
+    on_test = _pvalue_on_test(every, best, alone, scores.by_samples, seed)
     together = evaluation.combined_pvalue(pvalue, on_test)
     reasons, federate = _reasons(together, gain, clients)
     chosen = best if federate else alone
-    size = every[best.run]
-    takes_part = last.rounds * max(
-        1, round(candidates.run(best.run).config.participation * int(size.config["clients"]))
-    )
-    finalists = [_finalist(candidates, every, each, alone_runs) for each in scores.ranking() if each.run in finals]
+    size, participation = every[best.run], candidates.run(best.run).config.participation
+    takes_part = int(size.summary["rounds"]) * max(1, round(participation * int(size.config["clients"])))
+    firsts: dict[str, Contender] = {}
+    for each in scores.ranking():
+        firsts.setdefault(candidates.run(each.run).method, each)
     return Decision(
         federate=federate,
         reasons=reasons,
-        best=_finalist(candidates, every, best, alone_runs),
-        alone=_finalist(candidates, every, alone, alone_runs),
-        finalists=tuple(finalists),
-        config=recommended(candidates.run(chosen.run).config, last.rounds),
+        best=_told(candidates, every, best, alone_runs),
+        alone=_told(candidates, every, alone, alone_runs),
+        methods=tuple(_told(candidates, every, each, alone_runs) for each in firsts.values()),
+        config=recommended(candidates.run(chosen.run).config, chosen.round),
         model=chosen.model,
         gain=gain,
         low=low,
@@ -192,9 +193,9 @@ def decide(folder: Path, candidates: Candidates, stages: Sequence[Stage]) -> Dec
         validation_pvalue=pvalue,
         test_pvalue=on_test,
         detectable=detectable,
-        sure=_sure(scores, best, finals - alone_runs, seed),
+        sure=_sure(candidates, scores, best, alone_runs, seed),
         edges=candidates.edges(best.run) + candidates.edges(alone.run),
-        rounds=last.rounds,
+        rounds=stages[-1].rounds,
         up=size.summary["bytes"]["up"] / takes_part,
         down=size.summary["bytes"]["down"] / takes_part,
         by_samples=scores.by_samples,
@@ -214,9 +215,13 @@ def _beyond_chance(
     )
 
 
-def _pvalue_on_test(one: Result, model: str, other: Result, others: str, by_samples: bool, seed: int) -> float:
+def _pvalue_on_test(
+    results: Mapping[str, Result], best: Contender, alone: Contender, by_samples: bool, seed: int
+) -> float:
     """Compare what was chosen with training alone on test samples."""
-    first, second = read_units(one, model, "test", by_samples), read_units(other, others, "test", by_samples)
+    first, second = (
+        read_units(results[each.run], each.round, each.model, "test", by_samples) for each in (best, alone)
+    )
     # Samples lie in the order of their clients' shares, which are those of both; of clients both must have a value.
     if not by_samples:
         first, second = first.align(second, join="inner")
@@ -227,12 +232,18 @@ def _pvalue_on_test(one: Result, model: str, other: Result, others: str, by_samp
     return float(found.pvalues[0])
 
 
-def _sure(scores: ValidationScores, best: Contender, finals: set[str], seed: int) -> float:
-    places = [place for place, each in enumerate(scores.contenders) if each.run in finals]
+def _sure(candidates: Candidates, scores: ValidationScores, best: Contender, alone_runs: set[str], seed: int) -> float:
+    places = [place for place, each in enumerate(scores.contenders) if each.run not in alone_runs]
+    methods = [candidates.run(scores.contenders[place].run).method for place in places]
+    numbers = {method: number for number, method in enumerate(dict.fromkeys(methods))}
     shares = evaluation.share_of_firsts(
-        scores.units[:, places], scores.strata, stream(seed, "choice: bootstrap"), draws=_draws(len(scores.units))
+        scores.units[:, places],
+        scores.strata,
+        [numbers[method] for method in methods],
+        stream(seed, "choice: bootstrap"),
+        _draws(len(scores.units)),
     )
-    return float(shares[places.index(scores.place(best))])
+    return float(shares[numbers[candidates.run(best.run).method]])
 
 
 def _draws(units: int) -> int:
@@ -274,16 +285,17 @@ def _reasons(pvalue: float, gain: float, clients: ClientGains) -> tuple[tuple[st
     return tuple(reasons), True
 
 
-def _finalist(
+def _told(
     candidates: Candidates, results: Mapping[str, Result], contender: Contender, alone_runs: set[str]
-) -> Finalist:
-    found = results[contender.run].summary[contender.model]["final"]["mean"]
-    return Finalist(
+) -> MethodsBest:
+    test = client_scores(results[contender.run], contender.model, contender.round)
+    return MethodsBest(
         contender.run,
         candidates.title(contender.run),
+        contender.round,
         contender.model,
         contender.score,
-        float("nan") if found is None else float(found),
+        float(test.mean()),
         contender.run in alone_runs,
     )
 

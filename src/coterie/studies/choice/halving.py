@@ -4,25 +4,28 @@ With K stages the candidates of stage k (from 0) play on to round :math:`\lceil 
 :math:`\eta` stays, so that every stage costs about as much as every other, where a grid would cost all candidates
 times R. Three things are particular to a choice of methods:
 
-- after the first stage every method keeps its best settings, however it stands: so early a learning rate can be told to
-  be wrong, but a method that begins slowly cannot be told from a bad one;
+- after the first stage every method keeps its two best settings, however it stands: so early a learning rate can be
+  told to be far off, but a method that begins slowly cannot be told from a bad one;
 - the last stage is between different methods, where there are any: two learning rates of one say nothing about how sure
   a method is;
-- training alone is the reference, so its candidates compete among themselves and one is there to the end.
+- training alone is the reference, so its candidates compete among themselves and two are there to the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 from typing import NamedTuple
 
 FEWEST_ROUNDS = 2
 """Rounds of the first stage at least."""
 
 FINALISTS = 2
-"""Candidates, besides training alone, with which the last stage is played at least."""
+"""Candidates that federate, and candidates that train alone, with which the last stage is played."""
+
+OF_EACH = 2
+"""Candidates that every method keeps after the first stage, if they have more; otherwise one."""
 
 
 class Count(NamedTuple):
@@ -50,10 +53,13 @@ class Ladder:
         How many candidates play each stage.
     eta
         One in so many stays.
+    of_each
+        How many candidates every method keeps after the first stage.
     """
 
     counts: tuple[Count, ...]
     eta: int
+    of_each: int = 0
 
     def next_rung(self, stage: int, played: int, last: int) -> int | None:
         """Say to which round a stage is played.
@@ -78,6 +84,11 @@ class Ladder:
         fewest = min(FEWEST_ROUNDS, last) if stage == 0 else played + 1
         parts = int(self.eta**left)
         return max(fewest, ceil(last / parts))
+
+    @staticmethod
+    def halfway(played: int, rung: int) -> int:
+        """Give the round between two rungs at which candidates are looked at as well: their geometric mean."""
+        return rung if played == 0 else min(rung, max(played + 1, ceil(sqrt(played * rung))))
 
     def cost(self, stage: int, played: int, last: int) -> int:
         """Give the rounds of all candidates together that are still to be played, from a stage on."""
@@ -124,7 +135,7 @@ def make_ladder(federated: int, methods: int, alone: int, eta: int) -> Ladder:
     federated
         Candidates that federate.
     methods
-        The methods that they are of, of which each keeps one after the first stage if some have more than one.
+        The methods that they are of, of which each keeps some after the first stage if it can.
     alone
         Candidates that train alone.
     eta
@@ -136,13 +147,14 @@ def make_ladder(federated: int, methods: int, alone: int, eta: int) -> Ladder:
         The stages, the last with few candidates.
     """
     counts = [Count(federated, alone)]
-    least = methods if methods < federated else FINALISTS
-    while counts[-1].federated > FINALISTS or counts[-1].alone > 1:
+    of_each = next((each for each in range(OF_EACH, 0, -1) if each * methods < federated), 0)
+    least = max(FINALISTS, of_each * methods)
+    while counts[-1].federated > FINALISTS or counts[-1].alone > FINALISTS:
         before = counts[-1]
         following = max(min(least, before.federated), ceil(before.federated / eta))
-        counts.append(Count(following, ceil(before.alone / eta)))
+        counts.append(Count(following, max(min(FINALISTS, before.alone), ceil(before.alone / eta))))
         least = FINALISTS
-    return Ladder(tuple(counts), eta)
+    return Ladder(tuple(counts), eta, of_each)
 
 
 class Entry(NamedTuple):
@@ -160,7 +172,7 @@ class Entry(NamedTuple):
     method: str
 
 
-def cut(ranking: Sequence[Entry], count: int, methods_first: bool) -> list[str]:
+def cut(ranking: Sequence[Entry], count: int, of_each: int = 0) -> list[str]:
     """Say who stays.
 
     Parameters
@@ -169,15 +181,19 @@ def cut(ranking: Sequence[Entry], count: int, methods_first: bool) -> list[str]:
         The candidates, the best first.
     count
         How many stay.
-    methods_first
-        Whether the best of every method goes before the second of any.
+    of_each
+        How many of every method go before all others.
 
     Returns
     -------
     list of str
         The runs that stay, the best first.
     """
-    best = {each.method: each.run for each in reversed(ranking)} if methods_first else {}
-    order = sorted(ranking, key=lambda each: each.run not in best.values())  # stable: otherwise as they stand
+    places: dict[str, int] = {}
+    late: dict[str, bool] = {}
+    for each in ranking:
+        places[each.method] = places.get(each.method, 0) + 1
+        late[each.run] = places[each.method] > of_each
+    order = sorted(ranking, key=lambda each: late[each.run])  # stable: otherwise as they stand
     staying = {each.run for each in order[:count]}
     return [each.run for each in ranking if each.run in staying]

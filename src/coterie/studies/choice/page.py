@@ -26,8 +26,10 @@ _HOW = (
     f"(p < {LEVEL}, put together from validation samples, where chance has all candidates to pick from, and test "
     "samples, where it has one), it is better on test samples, and it does not harm more clients than it helps beyond "
     "chance.",
-    "Candidates that were dropped early might have won with more rounds; so the first cut leaves every method its best "
-    "settings. How sure a choice is, is said of those that were there to the end.",
+    "Candidates were looked at after several rounds, and each stands by its best, or by more rounds that are as good "
+    "within one standard error: more rounds can be worse, and how many there should be is chosen like all else.",
+    "Candidates that were dropped early might have won with more rounds; so the first cut leaves every method its two "
+    "best settings.",
     "Another split of the samples (--seed) may choose another of nearly equal methods.",
 )
 _BY_CLIENT = (
@@ -55,7 +57,7 @@ def write_page(decision: Decision, candidates: Candidates, stages: Sequence[Stag
     sections = [
         Section("answer", "Does federating help?", tuple(answer)),
         Section("clients", "Whom it helps and whom it harms", tuple(gains)),
-        Section("method", "Which method", (table(words.finalist_table(decision)),)),
+        Section("method", "Which method", (table(words.method_table(decision)),)),
         Section("run", "Run it", tuple(run)),
         Section("stages", "All candidates", (table(words.stage_table(candidates, stages)),)),
         Section("how", "How it was decided", tuple(paragraph(each) for each in _HOW)),

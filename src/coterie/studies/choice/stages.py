@@ -23,6 +23,8 @@ from coterie.studies.choice.validation import Contender, ValidationScores, read_
 from coterie.studies.comparison.runner import RUNS, begun, run_all
 from coterie.studies.progress import StudyProgress
 
+_PATIENCE = 2  # parts of stages without a better round for anybody, after which it ends
+
 STAGES = "stages.json"
 """The file that says how far a choice has come."""
 
@@ -45,18 +47,23 @@ class Budget:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage.
+    """A stage, or the first part of one: candidates are looked at in the middle too, because more rounds may be worse.
 
     Parameters
     ----------
+    number
+        The stage's number, from 0.
+    rung
+        The round at which the stage ends, and candidates are dropped.
     rounds
-        The round to which it is played.
+        The round to which this part is played.
     runs
         The candidates that play it.
     seconds
         What it took so far.
     ranking
-        When it has come to its end: the candidates by their best model on validation samples, the best first.
+        When it has come to its end: the candidates by the best of their models on validation samples, after whichever
+        round so far; the best first.
     diverged
         The candidates that became NaN or infinite.
     staying
@@ -65,6 +72,8 @@ class Stage:
         Whether it has come to its end.
     """
 
+    number: int
+    rung: int
     rounds: int
     runs: tuple[str, ...]
     seconds: float = 0.0
@@ -107,9 +116,9 @@ class StagePlayer:
     def play(self) -> list[Stage]:
         """Play all that is left, and give the stages."""
         self.stages = read_stages(self.folder)
-        for number, stage in enumerate(self.stages):
+        for stage in self.stages:
             runs = self.candidates.stage(stage.runs, stage.rounds).runs if stage.ended else ()
-            part = self.progress.part(f"stage {number + 1}", runs)
+            part = self.progress.part(f"stage {stage.number + 1}", runs)
             for run in runs:
                 part.found_finished(run)
         while (following := self._next()) is not None:
@@ -120,18 +129,32 @@ class StagePlayer:
         """Give the stage that is to be played: the one that was begun, or a new one; ``None`` at the end."""
         if self.stages and not self.stages[-1].ended:
             return self.stages[-1]
-        ladder, number = self.candidates.ladder, len(self.stages)
-        played = self.stages[-1].rounds if self.stages else 0
-        staying = self.stages[-1].staying if self.stages else tuple(run.name for run in self.candidates.plan.runs)
-        last = self._last_round(number, played)
-        rung = ladder.next_rung(number, played, last)
-        if rung is None:
+        ladder, before = self.candidates.ladder, self.stages[-1] if self.stages else None
+        played, number = (0, 0) if before is None else (before.rounds, before.number)
+        staying = tuple(run.name for run in self.candidates.plan.runs) if before is None else before.staying
+        if before is not None and played < before.rung:
+            rung: int | None = before.rung
+        else:
+            number += before is not None
+            last = self._last_round(number, played)
+            rung = ladder.next_rung(number, played, last)
+        if rung is None or self._nobody_improves():
+            self.progress.rounds_to_come = 0
             return None
-        self.progress.rounds_to_come = ladder.cost(number + 1, rung, last)
-        stage = Stage(rung, staying)
+        half = rung if before is not None and before.number == number else ladder.halfway(played, rung)
+        later = ladder.cost(number + 1, rung, self._last_round(number, played)) if number < len(ladder.counts) else 0
+        self.progress.rounds_to_come = later + len(staying) * (rung - half)
+        stage = Stage(number, rung, half, staying)
         self.stages.append(stage)
         self._write()
         return stage
+
+    def _nobody_improves(self) -> bool:
+        """Say whether the last two parts, about three times the rounds, were better than what was before for nobody."""
+        if len(self.stages) < _PATIENCE + 2:
+            return False
+        since = self.stages[-1 - _PATIENCE].rounds
+        return all(each.round <= since for each in self.stages[-1].ranking)
 
     def _last_round(self, number: int, played: int) -> int:
         if self.budget.minutes is None:
@@ -139,7 +162,7 @@ class StagePlayer:
         if number == 0:  # nothing is known of how long a round takes
             return min(FEWEST_ROUNDS, self.budget.rounds)
         spent = sum(stage.seconds for stage in self.stages)
-        before = self.stages[-2].rounds if number > 1 else 0
+        before = self.stages[-2].rounds if len(self.stages) > 1 else 0
         pace = self.stages[-1].seconds / (len(self.stages[-1].runs) * (played - before))
         left = 60 * self.budget.minutes - spent
         return self.candidates.ladder.affordable(number, played, self.budget.rounds, left / pace)
@@ -148,8 +171,8 @@ class StagePlayer:
         plan = self.candidates.stage(stage.runs, stage.rounds)
         began, spent = time.monotonic(), stage.seconds
         before = self.stages[-2].rounds if len(self.stages) > 1 else 0
-        part = self.progress.part(f"stage {len(self.stages)}", plan.runs, before)
-        self.progress.tell(f"stage {len(self.stages)}, {len(stage.runs)} candidates to round {stage.rounds}")
+        part = self.progress.part(f"stage {stage.number + 1}", plan.runs, before)
+        self.progress.tell(f"stage {stage.number + 1}, {len(stage.runs)} candidates to round {stage.rounds}")
         try:
             diverged = run_all(
                 plan,
@@ -179,18 +202,17 @@ class StagePlayer:
                     f"{words} became NaN or infinite with all settings that were left, and there is nothing to compare "
                     "with: begin anew with lower learning rates (--tune lr=0.001,0.01)"
                 )
-        number, ladder = len(self.stages) - 1, self.candidates.ladder
-        following = ladder.counts[number + 1] if number + 1 < len(ladder.counts) else None
+        number, ladder = stage.number, self.candidates.ladder
+        at_its_end = stage.rounds == stage.rung and number + 1 < len(ladder.counts)
+        following = ladder.counts[number + 1] if at_its_end else None
         entries = [Entry(each.run, self.candidates.run(each.run).method) for each in ranking]
         staying = tuple(each.run for each in ranking)
         if following is not None:
-            # Every method keeps one only after the first stage, and only if methods have several to lose.
-            methods = {entry.method for entry in entries if entry.run not in alone}
-            every = number == 0 and len(methods) < sum(entry.run not in alone for entry in entries)
             rivals = [entry for entry in entries if entry.run not in alone]
             # To the end go the best of different methods: two learning rates of one say little about methods.
-            federated = cut(rivals, following.federated, every or following is ladder.counts[-1])
-            by_itself = cut([entry for entry in entries if entry.run in alone], following.alone, False)
+            of_each = ladder.of_each if number == 0 else 1 if following is ladder.counts[-1] else 0
+            federated = cut(rivals, following.federated, of_each)
+            by_itself = cut([entry for entry in entries if entry.run in alone], following.alone)
             staying = tuple(each.run for each in ranking if each.run in {*federated, *by_itself})
         return replace(stage, ranking=tuple(ranking), diverged=diverged, staying=staying, ended=True)
 

@@ -27,7 +27,8 @@ def headline(decision: Decision) -> str:
     own = settings_of(decision.config)
     settings = f" ({format_values(own)})" if own else ""
     which = {"personal": "each client with its personal model", "global": "all clients with the one global model"}
-    return f"Federate with {method_title(decision.config.algorithm)}{settings}, {which[decision.model]}."
+    method = f"{method_title(decision.config.algorithm)}{settings}"
+    return f"Federate with {method} for {decision.config.rounds} rounds, {which[decision.model]}."
 
 
 def reasons(decision: Decision) -> list[str]:
@@ -51,9 +52,10 @@ def findings(decision: Decision) -> list[str]:
     else:
         lines.append(f"Who is helped or harmed beyond chance can be said of accuracy alone, not of {decision.metric}.")
     what = "validation samples" if decision.by_samples else "clients"
+    method = best.title.partition(",")[0]
     lines += [
-        f"How sure the method is: {best.title} stays first in {_percent(decision.sure)} of the draws of other {what}"
-        f"{_rivals(decision)}.",
+        f"How sure the method is: {method} stays first of all that federate in {_percent(decision.sure)} of the draws "
+        f"of other {what}.",
         f"Chance would give the best of so many candidates such a gain on validation samples in "
         f"{_percent(decision.validation_pvalue)} of the cases, and this one such a gain on test samples in "
         f"{_percent(decision.test_pvalue)}; validation samples alone could not have told less than "
@@ -66,8 +68,9 @@ def findings(decision: Decision) -> list[str]:
 def cost(decision: Decision) -> str:
     """Say what the best federated candidate sends."""
     each = f"{format_bytes(decision.up)} up and {format_bytes(decision.down)} down"
-    whole = format_bytes((decision.up + decision.down) * decision.rounds)
-    return f"{decision.best.title} sends {each} for each client in a round: {whole} in {decision.rounds} rounds."
+    rounds = decision.best.round
+    whole = format_bytes((decision.up + decision.down) * rounds)
+    return f"{decision.best.title} sends {each} for each client in a round: {whole} in {rounds} rounds."
 
 
 def commands(config: ExperimentConfig, path: str, federate: bool) -> list[str]:
@@ -95,38 +98,29 @@ def client_table(decision: Decision, most: int | None = None) -> Table:
     return Table(columns, tuple(rows), title, notes if decision.clients.test else ())
 
 
-def finalist_table(decision: Decision) -> Table:
-    """Show those that were there to the end."""
+def method_table(decision: Decision) -> Table:
+    """Show the best of every method."""
     rows = []
-    for each in decision.finalists:
+    for each in decision.methods:
         chosen = each.run == (decision.best if decision.federate else decision.alone).run
-        rows.append(
-            Row((Cell(each.title, "best" if chosen else ""), each.model, f"{each.validation:.4f}", f"{each.test:.4f}"))
-        )
-    columns = (*words("candidate", "model"), *numbers("validation", "test"))
-    return Table(
-        columns,
-        tuple(rows),
-        f"Candidates that played all {decision.rounds} rounds: {decision.metric}, chosen by validation",
-    )
+        numbers_of = (str(each.round), f"{each.validation:.4f}", f"{each.test:.4f}")
+        rows.append(Row((Cell(each.title, "best" if chosen else ""), each.model, *numbers_of)))
+    columns = (*words("the best of each method", "model"), *numbers("rounds", "validation", "test"))
+    return Table(columns, tuple(rows), f"Methods: {decision.metric}, by validation samples")
 
 
 def stage_table(candidates: Candidates, stages: Sequence[Stage]) -> Table:
-    """Show how far every candidate came, and how it stood when it was last looked at."""
-    last: dict[str, tuple[int, int, str]] = {}
-    for number, stage in enumerate(stages, 1):
+    """Show how far every candidate came, and what was its best."""
+    last: dict[str, tuple[int, str, str]] = {}
+    for stage in stages:
         for each in stage.ranking:
-            last[each.run] = (number, stage.rounds, f"{each.score:.4f}")
+            last[each.run] = (stage.rounds, str(each.round), f"{each.score:.4f}")
         for run in stage.diverged:
-            last[run] = (number, stage.rounds, "diverged")
+            last[run] = (stage.rounds, ABSENT, "diverged")
     order = [each.run for stage in reversed(stages) for each in stage.ranking]
     order += [run for stage in stages for run in stage.diverged]
-    rows = []
-    for run in dict.fromkeys(order):
-        number, rounds, score = last[run]
-        there = "to the end" if number == len(stages) and score != "diverged" else f"stage {number} of {len(stages)}"
-        rows.append(Row((candidates.title(run), there, str(rounds), score)))
-    columns = (*words("candidate", "was there"), *numbers("rounds", "validation score"))
+    rows = [Row((candidates.title(run), str(last[run][0]), *last[run][1:])) for run in dict.fromkeys(order)]
+    columns = (*words("candidate"), *numbers("played to round", "best at round", "validation score"))
     return Table(columns, tuple(rows), _title(stages))
 
 
@@ -139,11 +133,6 @@ def _title(stages: Sequence[Stage]) -> str:
         played = stage.rounds
     grid = len(stages[0].runs) * stages[-1].rounds
     return f"Candidates by stage ({', '.join(parts)}): {total:,} rounds in all, where a grid takes {grid:,}"
-
-
-def _rivals(decision: Decision) -> str:
-    others = [each.title for each in decision.finalists if not each.alone and each.run != decision.best.run]
-    return f", against {', '.join(others)}" if others else ", there being no other at the end"
 
 
 def _percent(share: float) -> str:
