@@ -41,7 +41,7 @@ docs: $(READY) ## build the documentation into site/
 federation: $(READY) ## run the tests of federations between processes, a few minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m processes tests/federation
 
-# How many of each; `make soak SCHEDULES=20` plays fewer.
+# How many of each; `make soak SCHEDULES=20` plays fewer, and `SCHEDULES=20-39` those from 20 to 39.
 SCHEDULES ?= 200
 FLOWER_SCHEDULES ?= 10
 MESSAGES ?= 100000

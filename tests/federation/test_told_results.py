@@ -57,8 +57,21 @@ def test_a_silo_tells_no_answers_unless_its_owner_says_so(tmp_path: Path) -> Non
     told = read_answers(run)
     assert told is not None and set(told["client"]) == {0}
     # Before the last round nobody is asked, and who promised privacy tells nothing whatever its owner says.
-    _, private = played(tmp_path / "private", "fedavg", Means(tell_answers=True), privacy={"clip": 1.0, "noise": 0.0})
+    _, private = played(
+        tmp_path / "private",
+        "fedavg",
+        Means(tell_answers=True),
+        privacy={"clip": 1.0, "noise": 0.0, "tell_metrics": True},
+    )
     assert read_answers(private) is None
+
+
+def test_who_is_away_at_the_end_is_said_not_to_be_evaluated(tmp_path: Path) -> None:
+    local = make_federation(tmp_path)
+    local.grid.away = lambda done: {99} if done >= 2 else set()  # client 1, after a hello and the first round
+    run = serve(local.agreement, local.grid, Plan(algorithm="fedavg", rounds=2, wait=0.0), tmp_path / "run")
+    told = [str(event) for event in events.read(run) if event.what.startswith("no ")]
+    assert told == ["round 2: client 1 no reply (it is not there)", "round 2: client 1 no evaluation (it is not there)"]
 
 
 @pytest.mark.parametrize("how", ["longer", "beyond one", "another model", "not asked for"])

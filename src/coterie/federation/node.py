@@ -146,8 +146,8 @@ class Node:
 
     @property
     def _tells_answers(self) -> bool:
-        """Whether the silo lets its samples' answers be told; a promise of privacy covers them unless it says so."""
-        return self.means.tell_answers and (self._ledger is None or self._ledger.promise.tell_metrics)
+        """Whether the silo lets its samples' answers be told; under a promise not even their number is."""
+        return self.means.tell_answers and self._ledger is None
 
     def _population(self, config: ExperimentConfig) -> Population:
         federates = registry.get(config.algorithm).federates

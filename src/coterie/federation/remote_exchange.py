@@ -221,6 +221,10 @@ class RemoteExchange:
         for client in sorted(messages.keys() - present.keys()):
             self.membership.mark_missing(client)
             self._report(Event(call.round, "no reply", client, "it is not there"))
+        if call.purpose == EVALUATE and evaluation is not None:
+            # Nor do they hear that their last reply counts, until another run or a resumed one tells them.
+            for client in sorted({*evaluation.clients.tolist()} - present.keys()):
+                self._report(Event(call.round, "no evaluation", client, "it is not there"))
         patience = frozenset(present[client] for client in blocks if client not in self._suspects)
         sent = {present[client]: blocks.pop(client) for client in asked}
         answers = self._transport.exchange(sent, self.terms.deadline, patience or frozenset(sent))
