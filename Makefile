@@ -66,5 +66,5 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "setting up .venv ..."
 	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation --editable '.[data-hub,dev,federation,hf,kernels,privacy]'
+	@$(PIP) --no-build-isolation --editable '.[data-hub,dev,federation,hf,kernels,onnx,privacy]'
 	@touch $@

@@ -99,6 +99,29 @@ def peft_round(folder: str, rank: int, base: str, samples: Samples, batch: int, 
     return run
 
 
+def adapter_rounds(
+    size: str, samples: Samples, batch: int, device: str, precision: matrix_units.Precision, rank: int = 8
+) -> dict[str, Callable[[], None]]:
+    """Give a round of each way, with an encoder in float32."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved_encoder(Path(folder), size, 0.1)
+        problem = _problem(f"hf:{folder},lora={rank},targets=q+v", samples, device)
+        rounds = {way: round_of(each, batch) for way, each in _engines(problem, samples, batch, precision).items()}
+        return rounds | {"peft": peft_round(folder, rank, "float32", samples, batch, device)}
+
+
+def _problem(name: str, samples: Samples, device: str) -> Problem:
+    with randomness.torch_stream(1, "benchmark model"):
+        return Problem.of(models.build(name, tuple(samples.x.shape[1:]), OUTPUTS), device=device)
+
+
+def _engines(
+    problem: Problem, samples: Samples, batch: int, precision: matrix_units.Precision, chunk: int | None = None
+) -> dict[str, Engine]:
+    batched = BatchedEngine(problem, samples, 1, precision=precision, batch=batch, chunk=chunk)
+    return {"loop": LoopEngine(problem, samples, 1), "batched": batched}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="small", choices=sorted(SIZES))
@@ -124,14 +147,8 @@ def main() -> None:
     samples = make_samples(args.clients, args.batch * args.steps, args.device, words, args.length)
     with tempfile.TemporaryDirectory() as folder:
         saved_encoder(Path(folder), args.size, args.dropout)
-        name = f"hf:{folder},lora={args.rank},targets=q+v,base={args.base}"
-
-        with randomness.torch_stream(1, "benchmark model"):
-            problem = Problem.of(models.build(name, (args.length,), OUTPUTS), device=args.device)
-        engines: dict[str, Engine] = {"loop": LoopEngine(problem, samples, 1)}
-        engines["batched"] = BatchedEngine(
-            problem, samples, 1, precision=args.precision, batch=args.batch, chunk=args.chunk
-        )
+        problem = _problem(f"hf:{folder},lora={args.rank},targets=q+v,base={args.base}", samples, args.device)
+        engines = _engines(problem, samples, args.batch, args.precision, args.chunk)
         rounds = {way: round_of(engine, args.batch) for way, engine in engines.items()}
         rounds["peft"] = peft_round(folder, args.rank, args.base, samples, args.batch, args.device)
         rounds = {way: each for way, each in rounds.items() if way not in args.without.split(",")}

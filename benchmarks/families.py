@@ -1,15 +1,18 @@
-"""Recurrent nets, transformers and a residual net with BatchNorm: the batched engine against client after client.
+"""Recurrent nets, transformers, a residual net with BatchNorm, adapters: all clients at once against one after another.
 
     python benchmarks/families.py
     python benchmarks/families.py --clients 50 --batch 20 --device cuda
-    python benchmarks/families.py --only ResNet-18 --clients 20 --batch 50 --device cuda --precision tf32
+    python benchmarks/families.py --only LSTM:clients=50 LoRA:clients=100,batch=8,steps=2,size=base
+        --ways plain stacked --device cuda --precision tf32 --json families.json
 
 The work is one round of FedAvg's client side: every client starts from the same model and takes its local steps.
 ``plain`` is a loop in PyTorch alone, with the module as its author wrote it and ``torch.optim.SGD``; ``loop`` is the
 engine that calls the module for one client after another; ``vmap`` and ``stacked`` are the two ways of the batched
-engine. Each figure is the median over repeats, taken in turn. Nothing is asserted.
+engine. Each figure is the median over repeats, taken in turn. Nothing is asserted. A model's clients, batches and steps
+may be given after its name.
 
 ResNet-18 is torchvision's where that is installed, else the same layers from plain modules; its images are 32 by 32.
+LoRA is that of ``benchmarks/adapters.py`` and needs the extra ``hf``: its ``plain`` is PEFT, and ``vmap`` is left out.
 """
 
 from __future__ import annotations
@@ -17,12 +20,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measuring import CLOCKS, interleaved
+from measuring import CLOCKS, Others, facts, interleaved, kept, write
 from torch import Tensor, nn
 
 from coterie import models, randomness
@@ -69,6 +75,32 @@ class Transformer(nn.Module):
         return self.head(self.body(self.words(x)).mean(1))
 
 
+class Positions(nn.Module):
+    """Adds a vector to each place of a sequence."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(places, 2 * WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table
+
+
+class VisionTransformer(nn.Module):
+    """Patches of 8 by 8, four encoder layers, a linear layer on the mean over patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 2 * WIDTH, 8, 8)
+        self.positions = Positions(16)
+        layer = nn.TransformerEncoderLayer(2 * WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.head = nn.Linear(2 * WIDTH, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.positions(self.patches(x).flatten(2).transpose(1, 2))).mean(1))
+
+
 class Block(nn.Module):
     """Two convolutions around which the input goes on."""
 
@@ -106,11 +138,14 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "LSTM": (lambda: Recurrent(nn.LSTM), True),
     "GRU": (lambda: Recurrent(nn.GRU), True),
     "transformer": (Transformer, True),
+    "ViT": (VisionTransformer, False),
     "MLP": (lambda: models.build("mlp", (3, 32, 32), OUTPUTS), False),
     "CNN": (lambda: models.build("cnn_cifar_flame", (3, 32, 32), OUTPUTS), False),
     "ResNet-18": (resnet18, False),
 }
 """How each is made, and whether its samples are words rather than images."""
+LORA = "LoRA"
+WAYS = ("plain", "loop", "vmap", "stacked")
 
 
 def make_samples(clients: int, per_client: int, device: str, words: int | None = WORDS, times: int = TIMES) -> Samples:
@@ -168,7 +203,68 @@ def plain_round(module: nn.Module, samples: Samples, batch: int, precision: str)
     return run
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Work:
+    """One model, and what its clients do in a round."""
+
+    name: str
+    clients: int
+    batch: int
+    steps: int
+    size: str = "small"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.clients} clients, {self.steps} steps of {self.batch}"
+
+    @classmethod
+    def parse(cls, text: str, args: argparse.Namespace) -> Work:
+        name, _, rest = text.partition(":")
+        given = dict(part.split("=") for part in rest.split(",") if part)
+        own = {key: value if key == "size" else int(value) for key, value in given.items()}
+        return cls(**({"name": name, "clients": args.clients, "batch": args.batch, "steps": args.steps} | own))
+
+    def rounds(self, ways: list[str], device: str, precision: matrix_units.Precision) -> dict[str, Callable[[], None]]:
+        """Give a round of each way."""
+        if self.name == LORA:
+            from adapters import SIZES, adapter_rounds
+
+            samples = make_samples(self.clients, self.batch * self.steps, device, SIZES[self.size]["vocab_size"], 64)
+            found = adapter_rounds(self.size, samples, self.batch, device, precision)
+            named = {"plain": "peft", "loop": "loop", "stacked": "batched"}
+            return {way: found[named[way]] for way in ways if way in named}
+        make, words = FAMILIES[self.name]
+        samples = make_samples(self.clients, self.batch * self.steps, device, WORDS if words else None)
+        with randomness.torch_stream(1, "benchmark model"):
+            module = make()
+        rounds: dict[str, Callable[[], None]] = {}
+        for way in ways:
+            if way == "plain":
+                rounds[way] = plain_round(copy.deepcopy(module), samples, self.batch, precision)
+                continue
+            problem = Problem.of(copy.deepcopy(module), device=device)
+            if way == "loop":
+                rounds[way] = round_of(LoopEngine(problem, samples, 1), self.batch)
+                continue
+            engine = BatchedEngine(problem, samples, 1, kernel=way, precision=precision)
+            assert engine.kernel == way, f"{self.name} cannot be run {way}"
+            rounds[way] = round_of(engine, self.batch)
+        return rounds
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """Give the rows of the page's table: milliseconds of a round, and how many times one is as fast as another."""
+    lines = []
+    for row in found["rows"]:
+        ms = {way: each["median"] * 1e3 for way, each in row["seconds"].items()}
+        figures = [f"{ms[way]:.3g}" if ms.get(way, 0) < 1000 else f"{ms[way]:,.0f}" for way in WAYS if way in ms]
+        ratios = [f"{ms[way] / ms['stacked']:.3g}" for way in ("plain", "loop") if way in ms]
+        what = f"{row['clients']} × {row['steps']} × {row['batch']}"
+        lines.append("| " + " | ".join([row["name"], what, *figures, *ratios]) + " |")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--batch", type=int, default=10)
@@ -178,36 +274,38 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--clock", default="wall", choices=sorted(CLOCKS), help="processor: of one thread on a CPU")
     parser.add_argument("--precision", default="float32", choices=["float32", "tf32"])
-    parser.add_argument("--only", nargs="+", default=list(FAMILIES)[:-1], choices=list(FAMILIES))
-    parser.add_argument("--ways", nargs="+", default=["plain", "loop", "vmap", "stacked"])
-    args = parser.parse_args()
+    parser.add_argument("--only", nargs="+", default=list(FAMILIES)[:-1], help="MODEL or MODEL:clients=20,batch=50")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--add", action="store_true", help="keep the file's rows of other models and sizes")
+    parser.add_argument("--smallest", action="store_true", help="two clients, one step, once: to see that it runs")
+    args = parser.parse_args(arguments)
+    if args.smallest:
+        args.clients, args.batch, args.steps, args.repeats = 2, 4, 1, 1
     keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
     on = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"{torch.get_num_threads()} threads"
-    print(f"torch {torch.__version__}, {on}, {args.precision}")
-    print(f"{args.clients} clients of {args.steps} steps with batches of {args.batch}")
-    print(f"{'model':<14}" + "".join(f"{way + ' ms':>12}" for way in args.ways) + f"{args.ways[0] + ' / last':>16}")
-    for name in args.only:
-        make, words = FAMILIES[name]
-        samples = make_samples(args.clients, args.batch * args.steps, args.device, WORDS if words else None)
-        with randomness.torch_stream(1, "benchmark model"):
-            module = make()
-        rounds: dict[str, Callable[[], None]] = {}
-        for way in args.ways:
-            if way == "plain":
-                rounds[way] = plain_round(copy.deepcopy(module), samples, args.batch, args.precision)
-                continue
-            problem = Problem.of(copy.deepcopy(module), device=args.device)
-            if way == "loop":
-                rounds[way] = round_of(LoopEngine(problem, samples, 1), args.batch)
-                continue
-            engine = BatchedEngine(problem, samples, 1, kernel=way, precision=args.precision)
-            assert engine.kernel == way, f"{name} cannot be run {way}"
-            rounds[way] = round_of(engine, args.batch)
-        found = interleaved(rounds, args.repeats, device=args.device, clock=CLOCKS[args.clock])
-        ms = [found[way]["median"] * 1e3 for way in args.ways]
-        print(f"{name:<14}" + "".join(f"{each:>12.1f}" for each in ms) + f"{ms[0] / ms[-1]:>16.2f}", flush=True)
+    print(f"torch {torch.__version__}, {on}, {args.precision}, clock: {args.clock}")
+    head = f"{'model':<14}{'clients':>8}{'steps':>6}{'batch':>6}"
+    print(head + "".join(f"{way + ' ms':>12}" for way in args.ways) + f"{args.ways[0] + ' / last':>16}")
+    rows = []
+    for text in args.only:
+        work = Work.parse(text, args)
+        with Others() as others:
+            rounds = work.rounds(args.ways, args.device, args.precision)
+            with matrix_units.rounded(args.precision) if work.name == LORA else contextlib.nullcontext():
+                found = interleaved(rounds, args.repeats, device=args.device, clock=CLOCKS[args.clock])
+        del rounds
+        times = [found[way]["median"] if way in found else None for way in args.ways]
+        figures = "".join(f"{'-' if each is None else f'{each * 1e3:.1f}':>12}" for each in times)
+        ratio = times[0] / times[-1] if times[0] is not None and times[-1] is not None else math.nan
+        print(f"{work.name:<14}{work.clients:>8}{work.steps:>6}{work.batch:>6}{figures}{ratio:>16.2f}", flush=True)
+        about = {"precision": args.precision, "clock": args.clock, "repeats": args.repeats}
+        rows.append({"work": work.label, **asdict(work), **about, "seconds": found, "others": others.share})
+    if args.add:
+        rows = kept(args.json, "work", [row["work"] for row in rows]) + rows
+    write(args.json, {"command": "benchmarks/families.py", **facts(args.device), "rows": rows})
 
 
 if __name__ == "__main__":

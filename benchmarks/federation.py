@@ -5,8 +5,9 @@
 With ``--before``, the folder ``src`` of another version of Coterie, both are measured in turn.
 
 FedAvg on the embedded digits: one exchange a round, the evaluation of the round before with it. What is timed are
-rounds from the third on; the first two put the run together. Processor time is that of all processes of a party, which
-other work on the machine does not make longer; ``idle`` is what they use in a second in which nothing is asked of them.
+rounds from the third on; the first two put the run together. Processor time, which other work on the machine does not
+make much longer, is that of these rounds too, by the program that spent it, all nodes' together; ``idle`` is what they
+use in a second in which nothing is asked of them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from coterie.federation.flower.control import Control
 
 PATIENCE = 900.0
 PROGRAMS = {
-    "flower-superlink": "SuperLink",
+    "superlink_program": "SuperLink",
+    "flower-superlink": "SuperLink",  # of versions before
     "flwr-serverapp": "run",
     "supernode": "SuperNode",
     "federate\0server": "gate",
@@ -72,17 +74,46 @@ def free_pair() -> int:
             continue
 
 
-def peaks(root: int) -> dict[str, float]:
-    """Give the largest memory that each process under a process had so far, in MB, by what it is."""
-    found: dict[str, float] = {}
-    for pid in measuring.family(root):
-        with contextlib.suppress(OSError, IndexError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-            status = Path(f"/proc/{pid}/status").read_text()
-            kind = next((name for mark, name in PROGRAMS.items() if mark in words), "other")
-            held = float(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
-            found[kind] = max(found.get(kind, 0.0), round(held))
-    return found
+class Look:
+    """Looks at all processes twice a second: the most memory of one (MB), the processor time of all, by what they are.
+
+    Processor time is of the rounds from the third on, as far as a look tells.
+    """
+
+    def __init__(self, roots: list[int], timings: Path) -> None:
+        self.held: dict[str, float] = {}
+        self._roots, self._timings, self._over = roots, timings, threading.Event()
+        self._first: tuple[int, dict[str, float]] | None = None
+        self._last: tuple[int, dict[str, float]] | None = None
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def stop(self) -> dict[str, float]:
+        """Give the processor time of a round, by program."""
+        self._over.set()
+        self._thread.join()
+        if self._first is None or self._last is None or self._first[0] == self._last[0]:
+            return {}
+        rounds = self._last[0] - self._first[0]
+        return {
+            kind: round((spent - self._first[1].get(kind, 0.0)) / rounds, 3) for kind, spent in self._last[1].items()
+        }
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.5):
+            done = self._timings.read_text().count("\n") if self._timings.exists() else 0
+            spent: dict[str, float] = {}
+            for pid, seconds in (each for root in self._roots for each in measuring.family(root).items()):
+                with contextlib.suppress(OSError, IndexError):
+                    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+                    status = Path(f"/proc/{pid}/status").read_text()
+                    kind = next((name for mark, name in PROGRAMS.items() if mark in words), "other")
+                    most = float(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
+                    self.held[kind] = max(self.held.get(kind, 0.0), round(most))
+                    spent[kind] = spent.get(kind, 0.0) + seconds
+            if done >= 2 and (self._last is None or done > self._last[0]) and "run" in spent:
+                self._first = self._first or (done, spent)
+                self._last = done, spent
 
 
 def measure(nodes: int, rounds: int, home: Path, source: Path, model: str, settings: list[str]) -> dict[str, Any]:
@@ -110,11 +141,8 @@ def measure(nodes: int, rounds: int, home: Path, source: Path, model: str, setti
         idle = {party: (after - spent[party]) / IDLE for party, after in _spent(started, names).items()}
         run = ["run", str(folder), "fedavg", "--rounds", str(rounds), "--minimum", str(nodes), "--eval-every", "1"]
         run += [word for each in settings for word in ("--set", each)]
-        before, began = _spent(started, names), time.monotonic()
-        held: dict[str, float] = {}
-        over = threading.Event()
-        look = threading.Thread(target=_watch, args=(started, held, over))
-        look.start()
+        began = time.monotonic()
+        look = Look([process.pid for process in started.values()], folder / "run" / "timings.jsonl")
         # What this costs is not counted: it only looks on.
         code = subprocess.run(
             [sys.executable, "-m", "coterie", "federate", *run, "--wait", "300", "--out", str(folder / "run")],
@@ -123,12 +151,10 @@ def measure(nodes: int, rounds: int, home: Path, source: Path, model: str, setti
             capture_output=True,
             text=True,
         )
-        over.set()
-        look.join()
+        each = look.stop()
         whole = time.monotonic() - began
         if code.returncode:
             raise RuntimeError(code.stderr)
-        after = _spent(started, names)
     finally:
         for process in reversed(list(started.values())):
             process.terminate()
@@ -145,20 +171,12 @@ def measure(nodes: int, rounds: int, home: Path, source: Path, model: str, setti
         "most": round(max(timed), 3),
         "first two rounds": [round(value, 2) for value in seconds[:2]],
         "whole run": round(whole, 1),
-        # Of a process that ended in between (the run's own) nothing is left to read.
-        "processor seconds a round": {party: round((after[party] - before[party]) / rounds, 3) for party in after},
+        "processor seconds a round": dict(sorted(each.items())),
         "processor seconds an idle second": {party: round(value, 3) for party, value in idle.items()},
-        "largest memory of a process (MB)": dict(sorted(held.items())),
+        "largest memory of a process (MB)": dict(sorted(look.held.items())),
         "superlink.db bytes": database,
         "load of the machine": round(os.getloadavg()[0], 1),
     }
-
-
-def _watch(started: dict[str, subprocess.Popen[bytes]], held: dict[str, float], over: threading.Event) -> None:
-    while not over.wait(1.0):
-        for process in started.values():
-            for kind, value in peaks(process.pid).items():
-                held[kind] = max(held.get(kind, 0.0), value)
 
 
 def _spent(started: dict[str, subprocess.Popen[bytes]], names: list[str]) -> dict[str, float]:

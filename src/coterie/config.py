@@ -52,6 +52,7 @@ Value = TypeVar("Value")
 What = Annotated[Value, Kind.WHAT]
 How = Annotated[Value, Kind.HOW]
 Record = Annotated[Value, Kind.RECORD]
+Place = Literal["auto", "device", "host", "disk"]
 
 
 def _split(value: Any) -> Any:
@@ -91,8 +92,8 @@ class ExperimentConfig(BaseModel):
     )
     buffers: What[str] = Field(
         "",
-        description="running statistics of BatchNorm layers: averaged, local or frozen, or pattern=policy between "
-        "commas; averaged by default, and local in layers that stay with their client",
+        description="running statistics of BatchNorm layers, and buffers that the model changes: averaged, local or "
+        "frozen, or pattern=policy between commas; averaged by default, local in layers that stay with their client",
     )
     loss: What[str | None] = Field(
         None, description="the loss by name, or import:module:function; the task's own by default"
@@ -146,10 +147,9 @@ class ExperimentConfig(BaseModel):
         "auto", description="how convolutions are computed (measured: as is fastest here, which is then kept)"
     )
     chunk: How[int | None] = Field(None, ge=1, description="clients computed at once; chosen if not given")
-    keep: How[Literal["auto", "device", "host", "disk"]] = Field(
-        "auto", description="where the rows of all clients are kept; auto is the first with room for them"
-    )
-    scratch: How[str | None] = Field(None, description="folder for rows that are kept on disk; near the run by default")
+    keep: How[Place] = Field("auto", description="where the rows of all clients are kept; auto is the first with room")
+    keep_samples: How[Place] = Field("auto", description="where samples are kept; auto is the first with room")
+    scratch: How[str | None] = Field(None, description="folder for what is kept on disk; near the run by default")
     compile: How[bool] = Field(False, description="compile the clients' steps with torch.compile")
     precision: What[Literal["float32", "tf32", "bf16"]] = Field(
         "float32", description="how a GPU rounds what it multiplies (tf32 and bf16 are faster and less exact)"

@@ -125,6 +125,7 @@ def test_every_setting_has_an_option(coterie: Coterie, monkeypatch: pytest.Monke
         "chunk": 3,
         "precision": "tf32",
         "keep": "disk",
+        "keep_samples": "host",
         "scratch": str(Path("elsewhere").absolute()),
         "privacy": "clip=1.0,noise=2.0,delta=1e-05",
         "threads": 2,

@@ -119,7 +119,7 @@ def begun(problem: Problem) -> Tensor:
 
 def plain_row(module: nn.Module, problem: Problem, row: Tensor, running: Tensor) -> nn.Module:
     plain = copy.deepcopy(module).double().to(DEVICE)
-    state = problem.layout.state_dict(row) | statistics_state(problem.statistics, running)
+    state = problem.layout.state_dict(row) | statistics_state(problem.module, running)
     plain.load_state_dict(state)
     return plain
 
@@ -147,7 +147,7 @@ def test_each_row_trains_as_pytorchs_own(module: nn.Module, shape: tuple[int, ..
             torch.testing.assert_close(gradients[0][row], problem.layout.row_of(found), rtol=1e-10, atol=1e-11)
             torch.testing.assert_close(gradients[1][row, : REAL[row]], inputs.grad, rtol=1e-10, atol=1e-11)
             assert not gradients[1][row, REAL[row] :].any()
-            after = statistics_state(problem.statistics, known.new[row])
+            after = statistics_state(problem.module, known.new[row])
             for name, value in after.items():
                 torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-12, atol=1e-12)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from coterie.compute.schedule import padded_size
+import torch
+
+from coterie.compute.engine import sums_are_finite
+from coterie.compute.schedule import even_width, padded_size
 
 
 def test_padded_sizes_are_four_to_an_octave_and_at_most_a_fifth_is_padding() -> None:
@@ -11,3 +14,21 @@ def test_padded_sizes_are_four_to_an_octave_and_at_most_a_fifth_is_padding() -> 
     assert all(samples <= size for samples, size in enumerate(sizes, 1))
     assert all(5 * (size - samples) <= size for samples, size in enumerate(sizes, 1))
     assert len({size for size in sizes if 512 < size <= 1024}) == 4
+
+
+def test_even_widths_are_few_and_little_wider_than_a_batch() -> None:
+    widths = {samples: even_width(samples) for samples in range(1025)}
+    assert [widths[samples] for samples in (0, 1, 8, 9, 25, 33, 49, 65, 1000)] == [8, 8, 8, 16, 32, 48, 64, 96, 1024]
+    assert all(samples <= width == even_width(width) for samples, width in widths.items())
+    assert all(width < 1.5 * samples for samples, width in widths.items() if samples > 16)
+    assert len(set(widths.values())) == 4 + 2 * 5
+
+
+def test_a_sum_that_is_not_finite_is_found_in_any_matrix() -> None:
+    fine = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
+    assert sums_are_finite([]) and sums_are_finite([fine]) and sums_are_finite([fine, torch.ones(3, 2, 2)])
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        spoilt = torch.ones(3, 2, 2)
+        spoilt[1, 0, 1] = bad
+        assert not sums_are_finite([fine, spoilt])
+    assert not sums_are_finite([torch.tensor([[torch.inf], [-torch.inf]])])

@@ -40,6 +40,12 @@ FAULTS = (
 )
 
 
+def seeds(text: str) -> range:
+    """Read which schedules to play: so many from 0 on, or ``FIRST-LAST``."""
+    first, dash, last = text.partition("-")
+    return range(int(first), int(last) + 1) if dash else range(int(text))
+
+
 @dataclass
 class Disk:
     """Counts the moments at which a file becomes durable, and fails at one of them."""

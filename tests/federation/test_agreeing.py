@@ -96,7 +96,9 @@ def pooled(home: Path, tables: dict[str, pd.DataFrame], columns: Path | None = N
     return {"data": text, **own}
 
 
-def test_a_federation_over_the_agreed_schema_is_the_simulation_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["fedacs", "local"])
+def test_a_federation_over_the_agreed_schema_is_the_simulation_bit_for_bit(tmp_path: Path, algorithm: str) -> None:
+    """`local` too, which scales by each silo's own statistics whatever was agreed on."""
     tables = frames()
     places = folders(tmp_path / "silos", tables)
     found = agreed(tmp_path, places)
@@ -106,9 +108,9 @@ def test_a_federation_over_the_agreed_schema_is_the_simulation_bit_for_bit(tmp_p
     datasets = [load_own(TABLE, folder, found) for folder in places.values()]
     nodes = {client: Node(found, client, datasets[client], tmp_path / f"node-{client}") for client in range(3)}
     local = Local(found, LocalGrid(nodes), tmp_path, datasets)
-    federated = serve(found, local.grid, Plan(algorithm="fedacs", rounds=2), tmp_path / "run")
+    federated = serve(found, local.grid, Plan(algorithm=algorithm, rounds=2), tmp_path / "run")
     other = tmp_path / "simulation"
-    run("fedacs", rounds=2, out=other, progress=False, **pooled(tmp_path, tables))
+    run(algorithm, rounds=2, out=other, progress=False, **pooled(tmp_path, tables))
     server, clients = states(other)
     equal(states(federated)[0], server)
     for client in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import ssl
@@ -13,11 +14,15 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
+from flwr.proto.control_pb2 import ListRunsRequest
+
 import coterie
 from coterie.algorithms import registry
 from coterie.federation import project
 from coterie.federation.flower import certificates, processes
+from coterie.federation.flower._control_internals import SuperLinkControl
 from coterie.federation.flower.control import Control
+from coterie.federation.flower.superlink_door import HEADER, pass_of
 from coterie.runs.storage import events
 from tests.federation.conftest import OTHERS, ROUNDS, TUTORIALS, Followed, local_view
 from tests.federation.grid import compare
@@ -133,15 +138,16 @@ def control(followed: Followed) -> Control:
 
 
 def test_a_strangers_submission_is_refused(followed: Followed, printed: dict[str, str], tmp_path: Path) -> None:
-    """Whoever reaches the port of the nodes, with the right certificate, can neither submit nor look."""
+    """Whoever reaches a port of the server's, with the right certificate, can neither submit nor look."""
     folder = followed.federation.folder
     gate = (f"127.0.0.1:{followed.port}", folder / "server" / "ca.crt")
     inside = (f"127.0.0.1:{followed.port + 1}", folder / "server" / "inside" / "ca.crt")
-    before = [run["run-id"] for run in flwr(tmp_path / "owner", *inside, "list")["runs"]]
+    before = runs(followed)
     assert len(before) == 1 + len(OTHERS)
     for command in (["run", str(folder / "app")], ["list"]):
         assert not flwr(tmp_path / "stranger", *gate, *command)["success"]
-    assert [run["run-id"] for run in flwr(tmp_path / "owner", *inside, "list")["runs"]] == before
+        assert not flwr(tmp_path / "account", *inside, *command)["success"]
+    assert runs(followed) == before
     for path in (
         "/v1/control/start-run",
         "/v1/control/register-node",
@@ -158,6 +164,15 @@ def test_a_strangers_submission_is_refused(followed: Followed, printed: dict[str
     assert status(followed, "GET", "/v1/fleet/pull-messages") == 403
     # The gate itself is open for what nodes call, and Flower asks those for their key.
     assert status(followed, "POST", "/v1/fleet/pull-messages") in (400, 401)
+
+
+def runs(followed: Followed) -> list[int]:
+    """List all runs, as the server's user can."""
+    inside = followed.federation.folder / "server" / "inside"
+    headers = {HEADER: pass_of((inside / "secret").read_bytes())}
+    superlink = SuperLinkControl(f"127.0.0.1:{followed.port + 1}", (inside / "ca.crt").read_bytes(), headers)
+    with contextlib.closing(superlink):
+        return sorted(superlink._client.ListRuns(ListRunsRequest(limit=100)).run_dict)
 
 
 def status(followed: Followed, method: str, path: str) -> int:

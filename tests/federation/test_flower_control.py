@@ -24,7 +24,7 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.control import control_handlers
 
 from coterie.errors import ConfigError
-from coterie.federation.flower import _internals, certificates
+from coterie.federation.flower import _control_internals, certificates
 from coterie.federation.flower.control import Control
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # of Flower's migrations
@@ -64,9 +64,8 @@ class SuperLink:
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SuperLink:
     found = SuperLink(tmp_path)
-    monkeypatch.setattr(_internals.ControlHttpClient, "from_server_address", lambda *given: found)
-    (tmp_path / "inside").mkdir()
-    (tmp_path / "inside" / "ca.crt").touch()
+    monkeypatch.setattr(_control_internals.ControlHttpClient, "from_server_address", lambda *given: found)
+    certificates.make_inside(tmp_path / "inside")
     return found
 
 
@@ -122,16 +121,14 @@ def test_what_an_earlier_server_left_is_stopped(tmp_path: Path, monkeypatch: pyt
         StopRun=lambda request: stopped.append(request.run_id),
         close=lambda: None,
     )
-    monkeypatch.setattr(_internals.ControlHttpClient, "from_server_address", lambda *given: client)
-    (tmp_path / "inside").mkdir()
-    (tmp_path / "inside" / "ca.crt").touch()
+    monkeypatch.setattr(_control_internals.ControlHttpClient, "from_server_address", lambda *given: client)
+    certificates.make_inside(tmp_path / "inside")
     Control(tmp_path, 9093).stop_unfinished()
     assert sorted(stopped) == [2, 3, 4]
     assert not Control(tmp_path, 9093).is_over(2)
 
 
 def test_a_server_that_is_not_running_is_said_to_be(tmp_path: Path) -> None:
-    (tmp_path / "inside").mkdir()
-    certificates.make_authority(tmp_path / "inside")
+    certificates.make_inside(tmp_path / "inside")
     with pytest.raises(ConfigError, match=r"the SuperLink at 127.0.0.1:1 does not answer: is the server running\?"):
         Control(tmp_path, 1).statuses()

@@ -51,16 +51,16 @@ class SuperNode:
         self.claimed: set[str] = set()
 
     def client(self, address: str, insecure: bool, ca: bytes, interceptors: tuple[Any, ...]) -> Any:
-        return Client(self, getattr(interceptors[1], "_token", ""))
+        return Client(self, interceptors)
 
 
 class Client:
-    def __init__(self, node: SuperNode, token: str) -> None:
-        self._node, self._token = node, token
+    def __init__(self, node: SuperNode, interceptors: tuple[Any, ...]) -> None:
+        self._node, self._interceptors = node, interceptors
 
     @property
     def _offer(self) -> Offer:
-        return self._node.offers[self._token]
+        return self._node.offers[self._interceptors[1]._token]
 
     def AcquireTask(self, request: Any) -> AcquireTaskResponse:
         free = [token for token in self._node.offers if token not in self._node.claimed]

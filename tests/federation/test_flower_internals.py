@@ -1,6 +1,7 @@
 """What Coterie relies on in Flower beyond Flower's public face, name by name: run this first with a new Flower.
 
-Each failure names the part that changed. ``coterie.federation.flower._internals`` is where to mend it.
+Each failure names the part that changed. ``coterie.federation.flower._internals``, or one of the two modules beside it
+that are named alike, is where to mend it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coterie.federation.flower import processes
 
-SOURCE = Path(processes.__file__).with_name("_internals.py")
+SOURCES = sorted(Path(processes.__file__).parent.glob("_*internals.py"))
 FLOWER = Path(flwr.__file__).parent
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
 
@@ -119,6 +120,27 @@ def pauses_of(*seconds: float) -> Check:
     return check
 
 
+def names_in(*names: str) -> Check:
+    """Check that a function finds names in its module, in whose place others are put."""
+
+    def check(found: Any, name: str) -> None:
+        for each in names:
+            assert each in found.__globals__, f"the module of {name} has no {each}"
+            assert re.search(rf"\b{each}\b", inspect.getsource(inspect.getmodule(found))), f"{name} uses no {each}"
+
+    return check
+
+
+def a_layer(found: Any, name: str) -> None:
+    """Check that something is one of the layers around a SuperLink's calls, each of which stands there once."""
+    layers = [layer.cls for layer in find("flwr.superlink.main.create_app").__globals__["_get_middleware"]()]
+    assert layers.count(found) == 1, f"{name} is not one of a SuperLink's layers, which are {layers}"
+
+
+def anything(found: Any, name: str) -> None:
+    """Names that are only for types."""
+
+
 def defaults(*names: str) -> Check:
     """Check that a function has these parameters by keyword alone, with defaults."""
 
@@ -200,6 +222,9 @@ CONTRACT: dict[str, Check] = {
     "flwr.supercore.primitives.asymmetric.sign_message": parameters("private_key", "message"),
     "flwr.supercore.primitives.asymmetric.uses_nist_ec_curve": parameters("public_key"),
     "flwr.supercore.primitives.asymmetric.verify_signature": parameters("public_key", "message", "signature"),
+    "flwr.supercore.protobuf.client.ProtobufCall": anything,
+    "flwr.supercore.protobuf.client.ProtobufRequestContext": parameters("rpc_method", "message", "request"),
+    "flwr.supercore.routers.runtime.tracing.RuntimeTracingMiddleware": a_layer,
     "flwr.supercore.runtime.RuntimeHttpClient": client(
         AcquireTask=fields("token", "task.run_id"),
         ConfirmMessageReceived=NOTHING,
@@ -211,6 +236,14 @@ CONTRACT: dict[str, Check] = {
         PushTaskOutput=NOTHING,
         SendTaskHeartbeat=NOTHING,
     ),
+    "flwr.superlink.cli.flower_superlink": names_in("uvicorn"),
+    "flwr.superlink.main.create_app": names_in("_get_middleware"),
+    "flwr.superlink.routers.control.middlewares.ControlAuthenticationMiddleware": a_layer,
+    "flwr.superlink.routers.control.middlewares.ControlEventLogMiddleware": a_layer,
+    "flwr.superlink.routers.control.middlewares.ControlLicenseMiddleware": a_layer,
+    "flwr.superlink.routers.control.middlewares.ControlSensitiveResponseMiddleware": a_layer,
+    "flwr.superlink.routers.fleet.middlewares.FleetEventLogMiddleware": a_layer,
+    "flwr.superlink.routers.fleet.node_auth.NodeAuthMiddleware": a_layer,
     "flwr.supernode.fleet_http_client.FleetHttpClient": client(ActivateNode=fields("node_id"), DeactivateNode=NOTHING),
     "flwr.supernode.node_auth_http_interceptor.NodeAuthHttpInterceptor": parameters("private_key", "public_key"),
     "flwr.supernode.runtime.run_clientapp.push_message": parameters("client", "message", "context"),
@@ -220,8 +253,9 @@ CONTRACT: dict[str, Check] = {
 
 
 def used() -> list[str]:
-    """List the private names that ``_internals`` imports, without importing it."""
-    imports = [node for node in ast.walk(ast.parse(SOURCE.read_text())) if isinstance(node, ast.ImportFrom)]
+    """List the private names that are imported, without importing anything."""
+    trees = [ast.parse(source.read_text()) for source in SOURCES]
+    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     found = {f"{node.module}.{alias.name}" for node in imports for alias in node.names if node.module not in PUBLIC}
     return sorted(name for name in found if name.startswith("flwr."))
 
@@ -231,7 +265,7 @@ def find(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        pytest.fail(f"Flower {flwr.__version__} has no {name}, which _internals.py imports ({error})")
+        pytest.fail(f"Flower {flwr.__version__} has no {name}, which Coterie imports ({error})")
 
 
 def test_every_private_name_has_a_contract() -> None:
@@ -262,6 +296,8 @@ SUB_STATUS, RUNTIME = "flwr.common.constant.SubStatus", "flwr.supercore.runtime.
         (pauses_of(1.0), "flwr.supernode.start_client_internal"),
         (defaults("speed"), "flwr.supercore.inflatable.inflatable_utils.pull_objects"),
         (an_exception, int),
+        (names_in("speed"), "flwr.superlink.main.create_app"),
+        (a_layer, int),
     ],
 )
 def test_the_checks_themselves_can_fail_and_name_the_part(check: Check, found: Any) -> None:
@@ -271,7 +307,7 @@ def test_the_checks_themselves_can_fail_and_name_the_part(check: Check, found: A
 
 def test_a_name_that_flower_no_longer_has_is_said_to_be_missing() -> None:
     for name in ("flwr.nowhere.Thing", "flwr.common.constant.Thing"):
-        with pytest.raises(pytest.fail.Exception, match=rf"has no {name}, which _internals.py imports"):
+        with pytest.raises(pytest.fail.Exception, match=rf"has no {name}, which Coterie imports"):
             find(name)
 
 
@@ -316,6 +352,35 @@ def test_the_gate_lets_through_the_calls_of_nodes_and_no_others() -> None:
     for other in ("flwr.supercore.control.ControlHttpClient", "flwr.supercore.runtime.RuntimeHttpClient"):
         for name, path in paths_of(find(other)).items():
             assert not _NODES.fullmatch(path), f"{other}.{name} calls {path}, which the gate lets through"
+
+
+def test_the_process_of_a_run_makes_no_call_that_the_superlinks_door_is_closed_to() -> None:
+    """Of its calls those are open that its program and its grid make; each wants a token, or the secret."""
+    from coterie.federation.flower._internals import RUN_PATHS
+
+    known = paths_of(find("flwr.supercore.runtime.RuntimeHttpClient"))
+    sources = [FLOWER / "superlink/grid/http_grid.py", FLOWER / "superlink/runtime/run_serverapp.py"]
+    sources += [FLOWER / "supercore/task_process/__init__.py", *(FLOWER / "supercore/task_process").glob("*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in {*sources} if path.exists())
+    called = {path for name, path in known.items() if re.search(rf"\b\w*client\.{name}\b", text)}
+    assert {known["PushMessages"], known["PullMessages"], known["GetNodes"]} <= called
+    assert called <= RUN_PATHS, f"closed to the process of a run: {sorted(called - RUN_PATHS)}"
+    assert {*known.values()} >= RUN_PATHS, f"no call of Flower's: {sorted(RUN_PATHS - {*known.values()})}"
+
+
+def test_a_clients_calls_share_its_connections_whatever_their_token() -> None:
+    from coterie.federation.flower import _internals
+
+    _internals.keep_connections(37.0)
+    try:
+        first = find("flwr.supercore.runtime.RuntimeHttpClient")("http://nowhere", interceptors=(1, 2))
+        try:
+            assert first._client._transport._pool._keepalive_expiry == 37.0
+            assert first._interceptors == (1, 2)
+        finally:
+            first.close()
+    finally:
+        _internals.keep_connections(5.0)  # which is httpx's own
 
 
 def test_flowers_programs_say_why_they_end_themselves(tmp_path: Path) -> None:

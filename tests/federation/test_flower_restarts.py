@@ -41,7 +41,7 @@ def superlink_of(federation: Federation) -> int:
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             facts = path.read_text(errors="replace").rpartition(")")[2].split()
-            if int(facts[1]) == server and b"flower-superlink" in path.with_name("cmdline").read_bytes():
+            if int(facts[1]) == server and b"superlink_program" in path.with_name("cmdline").read_bytes():
                 return int(path.parent.name)
     return 0
 

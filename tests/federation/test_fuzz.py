@@ -1,6 +1,7 @@
 """Mutated messages and configurations: whatever comes, what is said is a sentence of ours, and nothing grows.
 
-``make fuzz`` tries 100,000 and 10,000 of them; without it there are some.
+``make fuzz`` tries 100,000 and 10,000 of them; without it there are some. ``COTERIE_FUZZ_SEED`` draws others, so that
+several pieces make one whole.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tests.federation.grid import Local, make_federation, states
 
 MESSAGES = int(os.environ.get("COTERIE_FUZZ_MESSAGES", "1200"))
 CONFIGURATIONS = int(os.environ.get("COTERIE_FUZZ_CONFIGURATIONS", "400"))
+SEED = int(os.environ.get("COTERIE_FUZZ_SEED", "0"))
 LIMIT = 2**20
 GROWTH = 300 * 2**20  # bytes that memory may grow by, however many there are: a model and its messages, some times
 
@@ -79,12 +81,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     return grid
 
 
+def drawn(which: int) -> np.random.Generator:
+    return np.random.default_rng([which, SEED] if SEED else which)
+
+
 def memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def test_a_node_answers_whatever_it_is_sent(recorded: Recording) -> None:
-    draw, node = np.random.default_rng(1), recorded.local.grid.nodes_[100]
+    draw, node = drawn(1), recorded.local.grid.nodes_[100]
     log, said, before = node.folder / "errors.log", Counter[str](), memory()
     for number in range(MESSAGES // 2):
         block = mutations.mutated(recorded.down, draw)
@@ -111,7 +117,7 @@ def test_a_node_that_was_sent_anything_answers_as_before(recorded: Recording) ->
 
 
 def test_a_server_reads_whatever_it_is_sent(recorded: Recording) -> None:
-    draw, said, before = np.random.default_rng(2), Counter[str](), memory()
+    draw, said, before = drawn(2), Counter[str](), memory()
     remote = recorded.remotes[0]
     genuine = unpack(recorded.up[-1], LIMIT).header
     for number in range(MESSAGES - MESSAGES // 2):
@@ -209,7 +215,7 @@ def tried(kind: str, values: Any, folder: Path) -> None:
 
 
 def test_whatever_a_configuration_says_the_answer_is_a_sentence(tmp_path: Path) -> None:
-    draw, said, before = np.random.default_rng(3), Counter[str](), memory()
+    draw, said, before = drawn(3), Counter[str](), memory()
     kinds = list(BASES)
     for number in range(CONFIGURATIONS):
         kind = kinds[int(draw.integers(len(kinds)))]

@@ -49,12 +49,16 @@ class Called:
 
     def __init__(self, folder: Path) -> None:
         certificates.make_authority(folder)
-        self.gate = Gate("https://127.0.0.1:1", str(folder / "ca.crt"), [f"{openssh(MEMBER)} a comment"], LIMIT)
+        self.gate = Gate(
+            "https://127.0.0.1:1", str(folder / "ca.crt"), [f"{openssh(MEMBER)} a comment"], LIMIT, {"pass": "ours"}
+        )
         self.reached: list[int] = []
+        self.passes: list[list[str]] = []
         self.read, self.status = 0, 200
 
         async def superlink(request: httpx.Request) -> httpx.Response:
             self.reached.append(len(await request.aread()))
+            self.passes.append(request.headers.get_list("pass"))
             return httpx.Response(self.status, stream=httpx.ByteStream(b"fine"))
 
         self.gate._client = httpx.AsyncClient(transport=httpx.MockTransport(superlink))
@@ -79,6 +83,12 @@ def test_a_members_call_goes_through(tmp_path: Path) -> None:
     called = Called(tmp_path)
     assert called.post(signed(MEMBER), [b"x" * 400, b"x" * 600]) == 200
     assert called.reached == [LIMIT]
+
+
+def test_the_superlink_knows_the_gate_by_a_header_that_is_not_a_nodes(tmp_path: Path) -> None:
+    called = Called(tmp_path)
+    assert called.post([*signed(MEMBER), (b"pass", b"theirs")], [b"x"]) == 200
+    assert called.passes == [["ours"]]
 
 
 @pytest.mark.parametrize(

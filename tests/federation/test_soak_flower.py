@@ -1,7 +1,7 @@
 """Seeded schedules over Flower: processes are killed and stopped, connections cut, strangers knock; the result stands.
 
 The oracle is a simulation that loses the replies of which the run's events say that they were lost, to the last bit.
-``make soak`` plays ten of them.
+``make soak`` plays ten of them. ``COTERIE_SOAK_FLOWER`` says how many, or which: ``3-9`` for those from 3 to 9.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from coterie.federation import agreement, project
 from coterie.federation.flower import processes
 from coterie.federation.party_data import load_own
 from coterie.runs.storage import events, read_summary
+from tests.federation.chaos import seeds
 from tests.federation.conftest import Flower
 from tests.federation.grid import LocalGrid, equal, node_rows, reference, states
 from tests.federation.running import PATIENCE, Federation, free_pair, wait_until
 
 pytestmark = pytest.mark.processes
 
-SCHEDULES = int(os.environ.get("COTERIE_SOAK_FLOWER", "1"))
+SCHEDULES = seeds(os.environ.get("COTERIE_SOAK_FLOWER", "1"))
 SILOS = ("silo-0", "silo-1", "silo-2")
 ROUNDS = 5
 LOST = ("no reply", "error", "garbage")
@@ -115,7 +116,7 @@ def knock(port: int, draw: np.random.Generator) -> None:
             stranger.sendall(draw.bytes(int(draw.integers(1, 10_000))))
 
 
-@pytest.mark.parametrize("seed", range(SCHEDULES))
+@pytest.mark.parametrize("seed", SCHEDULES)
 def test_a_schedule_over_flower(seed: int, running: tuple[Federation, Cable, int]) -> None:
     federation, cable, port = running
     draw, happened = np.random.default_rng(1000 + seed), []

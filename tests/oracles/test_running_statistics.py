@@ -398,7 +398,7 @@ def test_the_servers_variances_are_never_negative(noise: float) -> None:
 
     simulation.exchange.deliver = deliver  # type: ignore[method-assign]
     play(simulation, 2)
-    running = statistics_state(simulation.engine.problem.statistics, simulation.server[STATISTICS])
+    running = statistics_state(simulation.engine.problem.module, simulation.server[STATISTICS])
     assert all(bool((value >= 0).all()) for name, value in running.items() if name.endswith("running_var"))
     assert all(bool(value >= 0) for name, value in running.items() if name.endswith("num_batches_tracked"))
     assert any(bool((value < -5).any()) for value in running.values()) == (noise < 0)

@@ -42,6 +42,8 @@ OURS = (
     "rivals_at_their_best",
     "startup",
     "study",
+    "families",
+    "adapters",
 )
 
 
@@ -107,21 +109,45 @@ def test_rivals_at_their_best(tmp_path: Path) -> None:
     assert line.startswith("| MLP, 159,010 | 10 | 2 | ") and " ms, vmap (" in line
 
 
+def test_families(tmp_path: Path) -> None:
+    found = result_of("families", tmp_path, "--only", "LSTM", "ViT:clients=3", "--ways", "plain", "stacked")
+    again = ["--only", "ViT:clients=3", "MLP", "--ways", "loop", "stacked", "--add"]
+    rows = result_of("families", tmp_path, *again)["rows"]
+    assert [(row["name"], row["clients"], [*row["seconds"]]) for row in rows] == [
+        ("LSTM", 2, ["plain", "stacked"]),
+        ("ViT", 3, ["loop", "stacked"]),
+        ("MLP", 2, ["loop", "stacked"]),
+    ]
+    assert rows[0] == found["rows"][0]
+    seconds = {way: {"median": each} for way, each in {"plain": 1.5, "loop": 2.0, "stacked": 0.0125}.items()}
+    row = {"name": "GRU", "clients": 50, "steps": 5, "batch": 10, "seconds": seconds}
+    assert script("families").table({"rows": [row]}) == ["| GRU | 50 × 5 × 10 | 1,500 | 2,000 | 12.5 | 120 | 160 |"]
+
+
 def test_study(tmp_path: Path) -> None:
     found = result_of("study", tmp_path, "--ways", "in turn", "together", "--states", "warm")
     (row,) = found["rows"]
-    assert (row["runs"], row["rounds"], row["data"]) == (2, 2, "digits")
+    assert (row["runs"], row["rounds"], row["data"], row["in_turn_reckoned"]) == (2, 2, "digits", [])
     times = {way: row["seconds"][way]["warm"]["median"] for way in ("in turn", "together")}
     ratio = row["times_as_fast"]["together"]["warm"]["median"]
     assert ratio == pytest.approx(times["in turn"] / times["together"], rel=1e-2)
     # The same runs by either way: of a handful of test samples a client none is answered otherwise.
     assert row["scores_apart"] < 1e-6
-    run = row["one_run"]
-    assert run["rounds"] == 3 and 0 < run["share"]["median"] < 1
-    whole = run["rounds_seconds"]["median"] + run["overhead_seconds"]["median"]
-    assert run["seconds"]["median"] == pytest.approx(whole, rel=1e-2)
+    for run, part in ((row["one_run"], 0.1), (row["run_with_all_clients"], 1.0)):
+        assert run["rounds"] == 3 and 0 < run["share"]["median"] < 1 and run["participation"] == part
+        whole = run["rounds_seconds"]["median"] + run["overhead_seconds"]["median"]
+        assert run["seconds"]["median"] == pytest.approx(whole, rel=1e-2)
     (line,) = script("study").table(found)
     assert line.startswith("| digits, warm | ") and line.count(" times as fast (") == 1
+
+
+def test_the_time_of_a_study_is_reckoned_from_the_runs_of_one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = script("study")
+    commands = study.Commands(study.Study("mlp", "iid", 3), 2, "digits", "cpu", Path())
+    # A command that takes 2 seconds by itself and 0.5 for each run, of which nothing is left when it is called again.
+    taken = iter([study.Spent(2 + 6 * 0.5, 4 + 6 * 1.5), study.Spent(2, 4)])
+    monkeypatch.setattr(commands, "_compare", lambda part, way, caches, out: next(taken))
+    assert commands.reckoned("in turn", "", "").both == (2 + 30 * 0.5, 4 + 30 * 1.5)
 
 
 def test_the_best_way_of_each_counts() -> None:
@@ -348,6 +374,15 @@ def test_the_page_shows_rivals_and_studies(name: str) -> None:
     for path in kept:
         for row in script(name).table(json.loads(path.read_text(encoding="utf-8"))):
             assert row in page, f"in docs/performance.md, write this row:\n{row}"
+
+
+def test_the_page_of_models_shows_what_was_measured() -> None:
+    page = (ROOT / "docs/add_your_model.md").read_text(encoding="utf-8")
+    kept = sorted(FOLDER.glob("results/families_*.json"))
+    assert kept
+    for path in kept:
+        for row in script("families").table(json.loads(path.read_text(encoding="utf-8"))):
+            assert row in page, f"in docs/add_your_model.md, write this row:\n{row}"
 
 
 def test_the_page_shows_the_kept_results() -> None:

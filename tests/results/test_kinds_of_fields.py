@@ -22,6 +22,7 @@ OTHER: dict[str, Any] = {
     "convolution": "single",
     "chunk": 3,
     "keep": "host",
+    "keep_samples": "disk",
     "scratch": "/elsewhere",
     "compile": True,
     "threads": 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,7 +138,9 @@ def test_the_first_place_with_room_is_chosen(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_scratch_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"scratch is .*nowhere.*, but must be a folder that is there"):
         make("local", TABLE["local"].settings, "disk", tmp_path / "nowhere")
-    assert placement.nearest_folder(tmp_path / "a" / "b") == tmp_path and placement.nearest_folder(None) is None
+    assert placement.scratch_folder(None, tmp_path / "a" / "b") == tmp_path
+    assert placement.scratch_folder("there", tmp_path) == Path("there")
+    assert placement.scratch_folder(None, None) == Path(tempfile.gettempdir())
 
 
 class EveryOther(Sharding):

@@ -32,6 +32,7 @@ from tests.small_runs import Killed, assert_same_end, finish, last_state, stop
 from tests.support import ENGINES, play, samples_of, simulate
 
 MODELS = """
+import torch
 from torch import nn
 
 
@@ -47,7 +48,28 @@ class Parted(nn.Module):
 
     def forward(self, x):
         return self.head(self.body(x))
+
+
+class Centred(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if not self.training:
+            return x - self.mean
+        own = x.mean(0)
+        with torch.no_grad():
+            self.mean.mul_(0.8).add_(0.2 * own)
+            self.seen += 1
+        return x - own
+
+
+def Tracked(outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), Centred(5), nn.Tanh(), nn.Linear(5, outputs))
 """
+TRACKED = {"model": "import:coterie_normed:Tracked"}
 SMALL = {"lr": 0.1, "local_epochs": 1, "batch_size": 7}
 
 
@@ -80,7 +102,14 @@ def config_of(tmp_path: Path, algorithm: str = "fedavg", **more: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("engine", "more"),
-    [("loop", {}), ("batched", {}), ("batched", {"buffers": "1=local"}), ("batched", {"local": "norm"})],
+    [
+        ("loop", {}),
+        ("batched", {}),
+        ("batched", {"buffers": "1=local"}),
+        ("batched", {"local": "norm"}),
+        ("batched", TRACKED),
+        ("loop", TRACKED | {"buffers": "2=local"}),
+    ],
     ids=str,
 )
 def test_stopped_and_resumed_ends_the_same(engine: str, more: dict[str, Any], tmp_path: Path) -> None:
@@ -101,6 +130,7 @@ def test_stopped_and_resumed_ends_the_same(engine: str, more: dict[str, Any], tm
         ("fedavg", {"buffers": "local"}),
         ("apfl", {"local": "norm"}),
         ("splitgp", {"model": "import:coterie_normed:Parted"}),
+        ("ditto", TRACKED),
     ],
     ids=str,
 )
@@ -120,7 +150,7 @@ def test_an_exported_model_measures_what_was_recorded(name: str, more: dict[str,
         assert float(loss) == pytest.approx(recorded.set_index("client")["value"][client], rel=1e-4)
         (file,) = folder.glob("*.safetensors")
         held = load_file(file)
-        (counts,) = {int(value) for tensor, value in held.items() if tensor.endswith("num_batches_tracked")}
+        (counts,) = {int(value) for tensor, value in held.items() if tensor.endswith(("num_batches_tracked", "seen"))}
         assert counts > 0 and all(bool((held[each] != 1).all()) for each in held if each.endswith("running_var"))
 
 
@@ -146,7 +176,7 @@ def test_frozen_layers_need_no_second_sample(tmp_path: Path) -> None:
 
 
 def test_steps_are_not_compiled(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="BatchNorm layers cannot be compiled"):
+    with pytest.raises(ConfigError, match=r"BatchNorm layers, .* cannot be compiled"):
         launch.begin(config_of(tmp_path, compile=True), tmp_path / "run")
 
 
@@ -159,6 +189,8 @@ def test_steps_are_not_compiled(tmp_path: Path) -> None:
         ("ditto", {"local": "norm"}),
         ("fedrep", {"model": "import:coterie_normed:Parted"}),
         ("sfedpg", {}),
+        ("fedacs", TRACKED),
+        ("fedavg", TRACKED | {"buffers": "2.mean=local"}),
     ],
 )
 def test_a_federation_is_a_simulation(algorithm: str, more: dict[str, Any], tmp_path: Path) -> None:
@@ -168,11 +200,15 @@ def test_a_federation_is_a_simulation(algorithm: str, more: dict[str, Any], tmp_
     serve(local.agreement, local.grid, Plan(algorithm=algorithm, rounds=2, settings=settings), tmp_path / "run")
     compare(local, algorithm, 2, tmp_path / "run", tmp_path / "simulation", settings=settings)
     own = torch.cat([node_rows(local, client, local.folder / "run")[STATISTICS] for client in range(3)])
-    assert own.shape == (3, 2 * (4 + 8) + 2) and bool((own[0] != own[1]).any())
+    tracked = more.get("model") == TRACKED["model"]
+    assert own.shape == (3, 5 + 1 if tracked else 2 * (4 + 8) + 2) and bool((own[0] != own[1]).any())
     sent = [unpack(message, 2**30).tensors for each in local.grid.sent for message in each.values()]
     held = [(name, value) for tensors in sent for name, value in tensors.items() if name.endswith(STATISTICS)]
     assert not any("trial" in name for name, _ in held)
     widths = {value.shape[-1] for _, value in held}
+    if tracked:
+        assert widths == ({1} if "buffers" in more else {6})
+        return
     assert widths - {0} == (
         {17} if more.get("buffers") == "1=local" else set() if {"buffers", "local"} & more.keys() else {26}
     )

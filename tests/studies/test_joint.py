@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,9 @@ from coterie.compute.samples import Samples, Split
 from coterie.config import from_mapping
 from coterie.data.partitions import Ragged
 from coterie.data.shelf import DatasetShelf
-from coterie.errors import AlgorithmError, Interrupted
+from coterie.errors import AlgorithmError, Diverged, Interrupted, RunFolderError
+from coterie.runs.model_builder import make_engine
+from coterie.runs.storage import RunFolder
 from coterie.studies.comparison import compare, make_plan
 from coterie.studies.comparison.plan import PlannedRun
 from coterie.studies.comparison.together import joined, run_together
@@ -170,6 +173,7 @@ SETTINGS = {"lr": 0.1, "local_epochs": 1, "batch_size": 4}
         {"matrix": True},
         {"local": "head"},
         {"keep": "disk"},
+        {"keep_samples": "disk"},
         {"data": "digits", "partition": "quality", "clients": 5},
         {"data": "digits", "partition": "quality:redraw=true", "clients": 5},
     ],
@@ -295,14 +299,93 @@ def test_a_signal_stops_all_and_the_same_command_goes_on(
         assert_alike(tmp_path / "whole/runs" / one.name, tmp_path / "stopped/runs" / one.name, exactly=True)
 
 
-def test_the_last_bits_do_not_depend_on_who_else_plays(tmp_path: Path) -> None:
-    more = {"dtype": "float32", "rounds": 3, "data": "synthetic:clients=5,samples=40,features=6,classes=3"}
-    runs = [planned("fedavg", SETTINGS, seed, f"seed{seed}", **more) for seed in (1, 2, 3, 4)]
+@pytest.mark.parametrize(
+    ("batch", "more"),
+    [
+        (4, {"data": "synthetic:clients=5,samples=40,features=6,classes=3"}),
+        # Clients of 6 to over 200 samples: batches of several widths, some of which one client alone has.
+        (50, {"data": "digits", "partition": "dirichlet:0.3", "clients": 12, "participation": 0.5, "model": "linear"}),
+        (0, {"data": "digits", "partition": "dirichlet:0.3", "clients": 12, "participation": 0.5, "model": "linear"}),
+    ],
+    ids=["small-batches", "batches-of-many-widths", "all-samples"],
+)
+def test_the_last_bits_do_not_depend_on_who_else_plays(batch: int, more: dict[str, Any], tmp_path: Path) -> None:
+    settings, more = SETTINGS | {"batch_size": batch}, {"dtype": "float32", "rounds": 3, **more}
+    runs = [planned("fedavg", settings, seed, f"seed{seed}", **more) for seed in (1, 2, 3, 4)]
     play_all(runs, tmp_path / "four")
     play_all(runs[:2], tmp_path / "two")
     play_all(runs[2:], tmp_path / "two")
     for one in runs:
         assert_alike(tmp_path / "four" / one.name, tmp_path / "two" / one.name, exactly=True)
+
+
+def test_what_runs_have_in_common_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[tuple[str, int]] = []
+
+    def counting(config: Any, *args: Any) -> Any:
+        built.append((config.algorithm, config.seed))
+        return make_engine(config, *args)
+
+    monkeypatch.setattr("coterie.runs.builder.make_engine", counting)
+    runs = [
+        planned("fedavg", SETTINGS, 1, "first"),
+        planned("fedavg", SETTINGS | {"lr": 0.2}, 1, "other rate"),
+        planned("fedacs", SETTINGS, 1, "other method", participation=0.5, eval_every=2),
+        planned("fedavg", SETTINGS, 2, "other seed"),
+        planned("fedavg", SETTINGS, 1, "other partition", partition="dirichlet:5"),
+        planned("fedavg", SETTINGS | {"batch_size": 5}, 1, "other batches"),
+        planned("local", SETTINGS, 1, "learns alone"),
+    ]
+    play_all(runs, tmp_path / "joint")
+    assert built == [("fedavg", 1), ("fedavg", 2), ("fedavg", 1), ("fedavg", 1), ("local", 1)]
+    monkeypatch.undo()
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+
+
+def test_runs_write_their_folders_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, checkpoint = threading.Barrier(2, timeout=60), RunFolder.checkpoint
+
+    def met(self: RunFolder, *args: Any) -> None:
+        both.wait()  # breaks if one run waits for the other to be done
+        checkpoint(self, *args)
+
+    monkeypatch.setattr(RunFolder, "checkpoint", met)
+    runs = [planned("fedavg", SETTINGS, seed, f"seed{seed}", checkpoint_every=1) for seed in (1, 2)]
+    play_all(runs, tmp_path / "joint")
+    monkeypatch.undo()
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+
+
+def test_a_run_that_cannot_write_leaves_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = RunFolder.finish
+
+    def full(self: RunFolder, summary: Any) -> None:
+        if self.path.name == "seed1":
+            raise RunFolderError("no space is left")
+        finish(self, summary)
+
+    monkeypatch.setattr(RunFolder, "finish", full)
+    runs = [planned("fedavg", SETTINGS, seed, f"seed{seed}") for seed in (1, 2)]
+    with pytest.raises(RunFolderError, match="no space is left"):
+        play_all(runs, tmp_path)
+    assert [api.load(tmp_path / run.name).finished for run in runs] == [False, True]
+
+
+def test_a_run_that_diverges_is_found_out_among_others(tmp_path: Path) -> None:
+    settings = SETTINGS | {"local_epochs": 5}
+    runs = [planned("fedavg", settings | {"lr": lr}, 1, f"lr{lr}", dtype="float32") for lr in (0.1, 1e30)]
+
+    def play(run: PlannedRun, watch: Any, processes: Any = None) -> None:
+        api.play_config(run.config, processes, out=tmp_path / run.name, progress=watch)
+
+    ends = {run.name: said for run, said in run_together(runs, play, lambda run, number, mean: None)}
+    with pytest.raises(Diverged) as alone:
+        api.run_config(runs[1].config, out=tmp_path / "alone", progress=False)
+    assert ends == {"lr0.1": None, "lr1e+30": str(alone.value)}
 
 
 def test_seconds_are_each_runs_own(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ class Batch:
         Which fraction of the client's samples this is, ``[rows]``: shares of a whole pass sum to one.
     key
         Dropout keys ``[rows]``, or ``None`` in a pass that evaluates.
+    alike
+        Where classes have weights, what ``weight`` would be without them, else ``None``.
     """
 
     net: Net
@@ -103,6 +105,7 @@ class Batch:
     weight: Tensor
     share: Tensor
     key: Tensor | None = None
+    alike: Tensor | None = None
 
     def measuring(self, model: str | None) -> Self:
         """Return the same samples, for passes of another model than the one that is kept.

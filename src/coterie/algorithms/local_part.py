@@ -260,7 +260,8 @@ def with_local(context: ClientContext, part: LocalPart, local: Tensor) -> Client
 
 
 def _joined_batch(batch: Batch, net: JoinedNet, taken: list[Tensor]) -> JoinedBatch:
-    return JoinedBatch(net, batch.per_sample, batch.x, batch.y, batch.weight, batch.share, batch.key, taken)
+    given = batch.x, batch.y, batch.weight, batch.share, batch.key, batch.alike
+    return JoinedBatch(net, batch.per_sample, *given, taken)
 
 
 def _apart(work: Rows) -> tuple[Rows, Rows]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from coterie.algorithms.batch import Net
 from coterie.errors import AlgorithmError
 from coterie.rows import Layout, Rows, nbytes, repeat_row
+from coterie.rows.host_copies import on_device, on_host
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,9 @@ class Cohort:
         Tensor
             Weights that sum to one.
         """
-        sizes = self.sizes[clients].double()
-        return sizes / sizes.sum()
+        # On the host, where both are known: whoever looks at the shares need not wait for a GPU.
+        sizes = on_host(self.sizes)[on_host(clients)].double()
+        return on_device(sizes / sizes.sum(), self.sizes.device)
 
     def among(self, clients: Tensor) -> Tensor:
         """Return the places of some clients within the cohort.

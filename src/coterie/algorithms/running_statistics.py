@@ -209,7 +209,8 @@ class MeasuredTask(Task):
 
         def step(work: Rows, *batches: Batch) -> Rows:
             work, own = self._apart(work)
-            weight = None if evaluates else batches[0].weight  # which is the same for all draws of a step
+            # The same for all draws of a step. Classes that count more in the loss do not in a batch's statistics.
+            weight = None if evaluates else batches[0].weight if batches[0].alike is None else batches[0].alike
             kept = KeptStatistics({model: own[name] for model, name in self.names.items()}, weight, always=not whole)
             net = MeasuredNet(batches[0].net, kept)
             work = fold.step(work, *(replace(batch, net=net) for batch in batches))

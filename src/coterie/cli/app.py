@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from coterie.cli import compare, data, export, federate, listing, partition, recipe, report, runs
+from coterie.cli import choose, compare, data, export, federate, leaderboard, listing, partition, recipe, report, runs
 from coterie.errors import Interrupted
 from coterie.version import __version__
 
@@ -39,6 +39,7 @@ app = typer.Typer(
 )
 app.command()(runs.run)
 app.command()(compare.compare)
+app.command()(choose.choose)
 app.command()(export.export)
 app.command()(export.personalize)
 app.command()(export.predict)
@@ -48,6 +49,7 @@ app.command()(runs.show)
 app.add_typer(listing.app, name="list")
 app.add_typer(data.app, name="data")
 app.add_typer(federate.app, name="federate")
+app.add_typer(leaderboard.app, name="leaderboard")
 app.add_typer(partition.app, name="partition")
 app.add_typer(recipe.app, name="recipe")
 

@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Hashable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,10 +34,12 @@ from coterie.compute.nets.layers import Convolution
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees, branches_on_values
 from coterie.compute.nets.stacked import Kernel, StackedNet, make_net
 from coterie.compute.samples import Samples, Split
-from coterie.compute.schedule import Schedule, call_directly, make_schedule, split_of
+from coterie.compute.schedule import Schedule, call_directly, even_width, make_schedule, split_of
 from coterie.errors import ModelError
+from coterie.models.own_buffers import moving_buffers
 from coterie.models.problem import Problem
 from coterie.rows import Rows, matrix_units
+from coterie.rows.host_copies import on_host
 
 _CPU_CHUNK_BYTES = 2**23  # of rows and samples, which then stay in a CPU's cache through all steps of the rows
 _CPU_CHUNK_ROWS = 128
@@ -103,7 +106,9 @@ class BatchedEngine(Engine):
         self._sample_bytes = bytes_of_sample(self._net, problem.start, self.probe()) if counted else 0
         self.chunk = chunk or self._memory_chunk(batch or int(self.host_sizes["train"].max()))
         self.compile_steps = compile_steps
-        self.record = ((not on_cpu) if record is None else record) and samples.on_device
+        # Which samples are padding decides what a module that changes its own buffers is given: the host must look.
+        fixed = samples.on_device and not moving_buffers(problem.module)
+        self.record = ((not on_cpu) if record is None else record) and fixed
         self.precision = precision
         self._graphs = GraphCache()
         self._recorded: BoundedCache[tuple[Hashable, ...], RecordedFold] = BoundedCache(_RECORDED_FOLDS)
@@ -205,21 +210,50 @@ class BatchedEngine(Engine):
 
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
         """Run a task for some clients, all rows of a chunk at once."""
-        host = clients.cpu()  # what is one number a client is computed on the host: a launch takes longer than the work
+        host = on_host(
+            clients
+        )  # what is one number a client is computed on the host: a launch takes longer than the work
         order = torch.argsort(self.host_sizes["train"][host], descending=True, stable=True)
-        chunk = self.chunk or self._cache_chunk(task)
+        pieces = self._chunks(task, order, self.host_sizes["train"][host[order]])
         with self.rounding():
-            if len(host) <= chunk and torch.equal(order, torch.arange(len(order))):
+            if len(pieces) == 1 and torch.equal(pieces[0], torch.arange(len(order))):
                 return self._run_chunk(task, clients, host, state, message, call)
-            chunks = order.to(self.device).split(chunk)
+            chunks = order.to(self.device).split([len(piece) for piece in pieces])
             parts = [
-                self._run_chunk(task, clients[places], mine, take(state, places), pick(message, places), call)
-                for places, mine in zip(chunks, host[order].split(chunk), strict=True)
+                self._run_some(task, places, clients, host[piece], state, message, call)
+                for places, piece in zip(chunks, pieces, strict=True)
             ]
         # Most methods keep the model that they send: the same tensor is put together once.
         joined: dict[tuple[Identity, ...], Tensor] = {}
         changes = _in_client_order([change for change, _ in parts], chunks, joined)
         return changes, _in_client_order([reply for _, reply in parts], chunks, joined)
+
+    @property
+    def _fixed_shapes(self) -> bool:
+        """Whether a step serves again only for tables of the same shapes: one that is recorded or compiled."""
+        return self.record or self.compile_steps
+
+    def _chunks(self, task: Task, order: Tensor, sizes: Tensor) -> list[Tensor]:
+        """Cut rows that are sorted by size into those that are computed at once."""
+        chunk = self.chunk or self._cache_chunk(task)
+        if not self.even_batches or self._fixed_shapes or not len(order):
+            return list(order.split(chunk))
+        batches = [fold.over.size for fold in task.folds() if split_of(fold.over) == "train"]
+        most = max(batches, default=1) if all(batches) else int(sizes.max())
+        widths = np.array([even_width(size) for size in sizes.clamp_max(most).tolist()])
+        ends = [*(np.flatnonzero(np.diff(widths)) + 1).tolist(), len(order)]
+        begins = [0, *ends[:-1]]
+        return [piece for begin, end in zip(begins, ends, strict=True) for piece in order[begin:end].split(chunk)]
+
+    def _run_some(
+        self, task: Task, places: Tensor, clients: Tensor, host: Tensor, state: Rows, message: Rows, call: Call
+    ) -> tuple[Rows, Rows]:
+        """Run a task for the clients at some places, of which there may have to be more than asked for."""
+        only = len(places) < self.fewest_rows and self.chunk != 1 and not self._fixed_shapes
+        if only:
+            places, host = places.repeat(self.fewest_rows), host.repeat(self.fewest_rows)
+        both = self._run_chunk(task, clients[places], host, take(state, places), pick(message, places), call)
+        return (take(both[0], slice(0, 1)), take(both[1], slice(0, 1))) if only else both
 
     def _cache_chunk(self, task: Task) -> int:
         """Return how many rows stay in a CPU's cache, with their samples, through all their steps."""
@@ -241,9 +275,8 @@ class BatchedEngine(Engine):
         for number, fold in enumerate(task.folds()):
             # A recorded or compiled step takes one width of batches. Padded tables have few widths, so that a cohort
             # with another largest client finds a recording that was made before.
-            padded = self.record or self.compile_steps
             compute = self._graphs if self.record else call_directly
-            schedule = make_schedule(self, fold.over, host, call, number, padded=padded, compute=compute)
+            schedule = make_schedule(self, fold.over, host, call, number, padded=self._fixed_shapes, compute=compute)
             dropout = None
             if isinstance(fold.over, Minibatches) and (self._net.uses_dropout or self.samples.noise is not None):
                 dropout = self.key("dropout", host, call, number).to(self.device)
@@ -266,7 +299,7 @@ class BatchedEngine(Engine):
         if schedule.order is not None:
             work, clients = take(work, schedule.order), clients[schedule.order]
             dropout = None if dropout is None else dropout[schedule.order]
-        if self.record or self.compile_steps:
+        if self._fixed_shapes:
             work = self._recorded_fold(task, fold, number, schedule, work).play(schedule, work, clients, dropout)
             return work if schedule.order is None else take(work, torch.argsort(schedule.order))
         draws, _, rows, width = schedule.index.shape
@@ -303,10 +336,11 @@ class BatchedEngine(Engine):
         for draw in range(draws):
             key = None if dropout is None else randomness.fold_in(dropout[:active], at * draws + draw)
             x, y = self.samples.gather(schedule.index[draw, at, :active], clients[:active], key, memory[draw])
-            weight, share = schedule.weight[at, :active], schedule.share[at, :active]
+            weight, share, alike = schedule.weight[at, :active], schedule.share[at, :active], None
             if self.samples.class_weights is not None:
+                alike = weight
                 weight, share = self.samples.class_weights.apply(clients[:active], y, weight, share, split)
-            yield Batch(self._net, self.problem.loss, x, y, weight, share, key)
+            yield Batch(self._net, self.problem.loss, x, y, weight, share, key, alike)
 
     def _recorded_fold(self, task: Task, fold: Fold, number: int, schedule: Schedule, work: Rows) -> RecordedFold:
         """Return the recording of a fold for rows and batches of these shapes, which serves all rounds of the task."""

@@ -221,10 +221,11 @@ class RecordedFold:
             if "dropout" in self._buffers:
                 key = randomness.fold_in(self._buffers["dropout"][:rows], at * len(index) + draw)
             x, y = self.samples.gather(index[draw], clients, key)
-            given_weight, given_share = weight, share
+            given_weight, given_share, alike = weight, share, None
             if self.samples.class_weights is not None:
+                alike = weight
                 given_weight, given_share = self.samples.class_weights.apply(clients, y, weight, share, self.split)
-            batches.append(Batch(self.net, self.per_sample, x, y, given_weight, given_share, key))
+            batches.append(Batch(self.net, self.per_sample, x, y, given_weight, given_share, key, alike))
         given = take(self._work, slice(0, rows))
         for name, value in self.step(given, *batches).items():
             if value is not given[name]:  # descend_ has changed it in place

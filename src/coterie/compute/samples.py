@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -13,9 +15,10 @@ from torch import Tensor
 from coterie import randomness
 from coterie.compute.class_weights import ClassWeights
 from coterie.data import Dataset
-from coterie.data.mapped import PagesInUse, is_mapped
+from coterie.data.mapped import PagesInUse, is_mapped, mapped_copy
 from coterie.data.partitions import Ragged, Shares
 from coterie.errors import ConfigError, DataError
+from coterie.rows.placement import Keep
 
 Split = Literal["train", "validation", "test"]
 
@@ -78,19 +81,29 @@ class Samples:
         dtype: torch.dtype = torch.float32,
         labels: Tensor | None = None,
         own: Sequence[Dataset] = (),
+        keep: Keep = "auto",
+        scratch: Path | None = None,
     ) -> Samples:
-        """Put a shared-out data set on a device; ``own`` are, client by client, data sets with its own statistics."""
+        """Put a shared-out data set where a device computes with it.
+
+        ``own`` are, client by client, data sets with its own statistics. ``keep`` says where inputs lie: on the device,
+        in the host's memory or in a file in the folder ``scratch``; ``auto`` is the device where it has room, else the
+        host, or the file that they came in.
+        """
         is_bytes, words = dataset.x.dtype == torch.uint8, dataset.x.dtype == torch.int64
         if words and shares.noise is not None:
             raise DataError(
                 f"data set {dataset.name!r} has integer inputs, to which no noise can be added: use another partition"
             )
         fixed = shares.noise is not None and not shares.redraw_noise
-        stay = words or (is_bytes and not fixed and dataset.x.numel() * dtype.itemsize > _FLOAT_LIMIT)
-        place = _room(dataset.x, torch.device(device), dataset.x.dtype if stay else dtype)
+        large = keep == "disk" or dataset.x.numel() * dtype.itemsize > _FLOAT_LIMIT
+        stay = words or (is_bytes and not fixed and large)
+        place = _place(keep, dataset.x, torch.device(device), dataset.x.dtype if stay else dtype)
         scale, shift = _scaling(dataset, place, dtype)
         statistics_of = None
         x = dataset.x.to(place)
+        if keep in ("device", "host") and is_mapped(x):
+            x = x.clone()
         if dataset.fill and not own:
             x = _filled(x, dataset)
         if own and stay:
@@ -105,6 +118,8 @@ class Samples:
             x = x.to(dtype) * scale + shift
         if fixed and shares.noise is not None:
             _add_fixed_noise(x, shares, seed)
+        if keep == "disk" and not is_mapped(x):
+            x = mapped_copy(x, scratch or Path(tempfile.gettempdir()))
         targets = (dataset.y if labels is None else labels).to(device)
         if targets.is_floating_point():
             targets = targets.to(dtype)
@@ -175,10 +190,12 @@ def _to(ragged: Ragged, device: torch.device | str) -> Ragged:
     return Ragged(ragged.flat.to(device), ragged.offsets.to(device))
 
 
-def _room(x: Tensor, device: torch.device, kind: torch.dtype) -> torch.device:
-    """Say where inputs have room: on the device, if they take no more than a part of its free memory, else here."""
-    if device.type == "cpu":
+def _place(keep: Keep, x: Tensor, device: torch.device, kind: torch.dtype) -> torch.device:
+    """Say where inputs lie: by choice, or on the device if they take no more than a part of its free memory."""
+    if keep == "device" or device.type == "cpu":
         return device
+    if keep in ("host", "disk"):
+        return torch.device("cpu")
     free, _ = torch.cuda.mem_get_info(device)
     return device if x.numel() * kind.itemsize <= _DEVICE_PART * free else torch.device("cpu")
 

@@ -67,6 +67,16 @@ def padded_size(samples: int) -> int:
     return -(-samples // step) * step
 
 
+def even_width(samples: int) -> int:
+    """Round up to a multiple of 8, or to one of two numbers to an octave: the width of a batch, whoever it is next to.
+
+    Finer ones would leave few rows to be computed at once, and with coarser ones more of a batch would be padding.
+    """
+    # 8, 8, 16, 32, 48, 64, 96 for 0, 8, 9, 25, 33, 49, 65
+    step = 1 << max(3, (samples - 1).bit_length() - 2) if samples else 8
+    return max(1, -(-samples // step)) * step
+
+
 Compute = Callable[[Hashable, Callable[..., tuple[Tensor, ...]], tuple[Tensor, ...]], tuple[Tensor, ...]]
 """Calls a function of tensors, given with a key that names it and all shapes; perhaps by replaying a CUDA graph."""
 
@@ -136,12 +146,17 @@ def make_schedule(
     size = over.size or max(largest, 1)
     rows = _row_steps(engine, over, clients, sizes, size, call, fold)
     room = padded_size(largest) if padded else largest
-    widest = int(engine.host_sizes[split].max()) if engine.even_batches else largest
+    widest = largest
+    if engine.even_batches and not padded and split == "train":
+        widest = even_width(largest)  # which all rows of the chunk have in common
+    elif engine.even_batches:
+        widest = int(engine.host_sizes[split].max())
+    width = padded_size(widest) if padded else widest
     last = rows.last_epoch
     shape = _TableSizes(
         steps=padded_size(rows.longest) if padded else rows.longest,
         size=size,
-        width=min(over.size or room, padded_size(widest) if padded else widest),
+        width=min(over.size or (room if padded else width), width),
         longest=room,
         epochs=int(last.max()) + 1 if len(last) else 1,
         draws=over.draws if isinstance(over, Minibatches) else 1,

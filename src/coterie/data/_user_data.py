@@ -25,6 +25,7 @@ class UserSource(Source):
     class_count: ClassVar[str] = "your own"
     obtained: ClassVar[str] = "your own"
     citation: ClassVar[str] = "your own"
+    drawn: ClassVar[bool] = False
 
 
 def with_statistics(dataset: Dataset) -> Dataset:

@@ -52,6 +52,7 @@ class Download:
 class Archived(Source):
     """A data set that lies in the data folder as its official files."""
 
+    drawn: ClassVar[bool] = False
     folder: ClassVar[str]
     checksums: ClassVar[Mapping[str, str]]  # md5 of the uncompressed files in that folder, where known
     downloads: ClassVar[tuple[Download, ...]] = ()

@@ -222,6 +222,8 @@ class Source(Spec, ABC):
     shape: ClassVar[str]
     class_count: ClassVar[str]
     obtained: ClassVar[str]
+    drawn: ClassVar[bool] = True
+    """Whether it may differ from seed to seed."""
 
     @abstractmethod
     def load(self, folder: Path, seed: int) -> Dataset:

@@ -24,6 +24,7 @@ class Digits(Source):
     shape: ClassVar[str] = "1x8x8"
     class_count: ClassVar[str] = "10"
     obtained: ClassVar[str] = "built in"
+    drawn: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998"
     )

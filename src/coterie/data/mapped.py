@@ -7,6 +7,8 @@ through a mapped tensor lets go of it now and then, and has no more of it in mem
 from __future__ import annotations
 
 import mmap
+import os
+import tempfile
 import weakref
 from pathlib import Path
 
@@ -14,7 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.errors import DataError
+from coterie.errors import DataError, RunFolderError
+from coterie.units import format_bytes
+
+_BLOCK_ROWS = 4096  # samples that are written at once
 
 _tensors: weakref.WeakValueDictionary[tuple[str, int, int], Tensor] = weakref.WeakValueDictionary()
 _maps: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
@@ -34,6 +39,34 @@ def map_file(path: Path) -> Tensor:
     tensor = torch.from_numpy(array)
     _maps[tensor.data_ptr()] = array._mmap
     _tensors[key] = tensor
+    return tensor
+
+
+def mapped_copy(tensor: Tensor, folder: Path) -> Tensor:
+    """Write a tensor to a file without a name, which is gone when the process is, and map it."""
+    copy = mapped_empty(tuple(tensor.shape), tensor.dtype, folder)
+    for begin in range(0, len(tensor), _BLOCK_ROWS):
+        copy[begin : begin + _BLOCK_ROWS] = tensor[begin : begin + _BLOCK_ROWS].cpu()
+    let_go(copy)
+    return copy
+
+
+def mapped_empty(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
+    """Map a file without a name that has room for a tensor."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.truncate(file.fileno(), max(size, 1))
+            if hasattr(os, "posix_fallocate"):  # room for all of it: a full disk would end the process by a signal
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            pages = mmap.mmap(file.fileno(), max(size, 1))
+    except OSError as error:
+        raise RunFolderError(
+            f"scratch {str(folder)!r} cannot hold {format_bytes(size)} of samples ({error.strerror}): choose another "
+            "--scratch, or --keep-samples host"
+        ) from error
+    tensor = torch.frombuffer(pages, dtype=dtype, count=torch.Size(shape).numel()).view(shape)
+    _maps[tensor.data_ptr()] = pages
     return tensor
 
 

@@ -116,7 +116,7 @@ def load(name: str, *, data_dir: Path | None = None, seed: int = 0, **options: A
 
 
 def is_drawn(name: str) -> bool:
-    """Say whether a data set may differ from seed to seed: all but those that are read from archives.
+    """Say whether a data set may differ from seed to seed: none that is read from a file does.
 
     Parameters
     ----------
@@ -128,9 +128,7 @@ def is_drawn(name: str) -> bool:
     bool
         Whether it may.
     """
-    from coterie.data.archives import Archived
-
-    return not isinstance(resolve("data set", name, SOURCES), Archived)
+    return resolve("data set", name, SOURCES).drawn
 
 
 def fetch(name: str, data_dir: Path | None = None, progress: bool = True) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.algorithms import registry
 from coterie.algorithms.base import Task
 from coterie.algorithms.running_statistics import STATISTICS
 from coterie.compute.engine import Call
@@ -72,6 +73,7 @@ class Node:
         check_code(agreement, self.means)
         self._dataset, self._lost_is_fine = dataset, lost_is_fine
         self._residents = Residents(agreement, client, self.means, folder)
+        self._populations: dict[bool, Population] = {}  # of methods that federate, and of others
         self._ledger = None if agreement.privacy is None else Ledger(folder, agreement.privacy)
 
     def handle(self, block: bytes) -> bytes:
@@ -105,7 +107,7 @@ class Node:
             raise Rejected(f"its {FILE} is not the node's: all parties must have the same file")
         check_types(header, header.get("kind") != HELLO)
         config = self.agreement.experiment(str(header.get("algorithm")), dict(header.get("settings") or {}))
-        population = own_population(self._dataset, self.client, config)
+        population = self._population(config)
         if header.get("kind") == HELLO:
             self._residents.observed(config)  # now, while no model of the run is in memory
             shares = {
@@ -135,6 +137,12 @@ class Node:
         if self._ledger is not None:
             told["epsilon"] = _number(self._ledger.epsilon(str(header.get("run"))))
         return pack({**_returned(header), **told}, {f"reply/{name}": value[0] for name, value in reply.items()})
+
+    def _population(self, config: ExperimentConfig) -> Population:
+        federates = registry.get(config.algorithm).federates
+        if federates not in self._populations:
+            self._populations[federates] = own_population(self._dataset, self.client, config)
+        return self._populations[federates]
 
     def _told(self, size: int) -> int:
         """Say how many samples there are; under a promise, only whether there are any."""
@@ -247,7 +255,7 @@ class Node:
             if key == "w" and row.shape == (layout.size,):
                 tensors |= layout.state_dict(row)
             elif key == STATISTICS:
-                tensors |= statistics_state(simulation.engine.problem.statistics, row)
+                tensors |= statistics_state(simulation.engine.problem.module, row)
             else:
                 tensors[key] = row.detach().clone().contiguous()
         round_number = int(header["evaluate"]["round"])

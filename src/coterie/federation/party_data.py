@@ -22,8 +22,10 @@ from coterie.compute.engine import Engine
 from coterie.compute.single_values import refuse_single_values
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
+from coterie.data.dataset import GapFilling, Preparation
 from coterie.data.partitions import Ragged, Shares
 from coterie.data.registry import SOURCES
+from coterie.data.statistics import prepared
 from coterie.data.table import TableSource
 from coterie.data.table_schema import MISSING, ColumnSchema, TableSchema
 from coterie.errors import ConfigError, DataError
@@ -120,13 +122,11 @@ def _agreed(found: Dataset, agreement: Agreement) -> Dataset:
         owner_names=(),
         groups=None,
         superclasses=(),
-        fill=(),
-        preparation=None,
     )
 
 
 def _in_order(found: Dataset, schema: Schema) -> Dataset:
-    """Put a table's columns in the agreed order and fill its gaps; of a text that a node does not have, all are 0."""
+    """Put a table's columns in the agreed order and say what fills gaps; of a text that a node lacks, all are 0."""
     columns = schema.columns
     if not found.features:
         return found
@@ -151,14 +151,38 @@ def _in_order(found: Dataset, schema: Schema) -> Dataset:
         elif "=" not in name or name.partition("=")[0] not in texts:
             raise DataError(f"the node's table has no column for {name!r}, which {FILE} names")
     # With what was agreed on; else with means, of which a column that is not scaled has 0.
-    fill = torch.tensor(schema.fill or schema.mean).expand(len(columns))
+    fill = torch.tensor(schema.fill or schema.mean, dtype=torch.float64).expand(len(columns)).tolist()
+    preparation = _reordered(found, columns)
+    has_gaps = preparation is not None and bool(preparation.gaps)
     ones = (0.0,) * len(columns), (1.0,) * len(columns)
-    x = torch.where(x.isnan(), fill, x)
-    return replace(found, x=x, features=columns, mean=ones[0], std=ones[1], fill=(), preparation=None)
+    return replace(
+        found,
+        x=x,
+        features=columns,
+        mean=ones[0],
+        std=ones[1],
+        fill=tuple(fill) if has_gaps else (),
+        preparation=preparation,
+    )
+
+
+def _reordered(found: Dataset, columns: Sequence[str]) -> Preparation | None:
+    """Say of the agreed columns what is done to them with a node's own statistics; nothing to those that it lacks."""
+    own = found.preparation
+    if own is None:
+        return None
+    places = [found.features.index(name) if name in found.features else None for name in columns]
+    gaps: list[GapFilling] = ["" if place is None or not own.gaps else own.gaps[place] for place in places]
+    scaled = (place is not None and own.scaled[place] for place in places)
+    return Preparation(tuple(scaled), tuple(gaps) if any(gaps) else ())
 
 
 def own_population(dataset: Dataset, client: int, config: ExperimentConfig) -> Population:
-    """Make the population of one node, split as a simulation splits that client's part."""
+    """Make the population of one node, split as a simulation splits that client's part.
+
+    For a method that does not federate, inputs are scaled by the node's own statistics and not by those agreed on, as
+    in a simulation: it is what the silo would have by itself.
+    """
     count = len(dataset)
     if count < 3:
         raise DataError(f"the node has {count} samples, but needs one each to train on, to choose by and to test on")
@@ -168,6 +192,8 @@ def own_population(dataset: Dataset, client: int, config: ExperimentConfig) -> P
     held = _part(config.validation, len(rest)) if config.validation else 0
     pieces = {"test": order[:test], "validation": rest[:held], "train": rest[held:]}
     splits = {name: _only(np.sort(piece), client, config.clients) for name, piece in pieces.items()}
+    if not registry.get(config.algorithm).federates:
+        dataset = prepared(dataset, [splits["train"][client]], "local")
     return Population(dataset, _shares(splits), _everyone(config.clients))
 
 

@@ -182,9 +182,8 @@ message_limit_mb: 512
 """
 
 _SERVER = """\
-# The gate is the one port that nodes reach; it lets their calls through and nothing else. Flower's SuperLink, to which
-# code can be submitted without a login, listens on this machine alone. Whoever has an account on this machine can
-# submit: give the server a machine or a container of its own.
+# The gate is the one port that nodes reach; it lets their calls through and nothing else. Flower's SuperLink listens on
+# this machine alone, and there it answers only to who can read inside/, which is this user.
 host: {host}
 port: {port}
 superlink_port: {inner}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from coterie.errors import ModelError
+from coterie.models.own_buffers import moving_buffers
 from coterie.rows import Layout
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -169,28 +170,29 @@ def norms_of(module: nn.Module) -> Iterator[tuple[str, RowBatchNorm]]:
 
 
 def statistics_layout(module: nn.Module) -> Layout:
-    """Say where each running statistic lies in a row of them."""
-    found = [
+    """Say where each running statistic, and each buffer that a module changes by itself, lies in a row of them."""
+    found: list[tuple[str, tuple[int, ...]]] = [
         (prefix + name, shape)
         for prefix, layer in norms_of(module)
         for name, shape in ((MEAN, (layer.num_features,)), (VARIANCE, (layer.num_features,)), (COUNT, ()))
     ]
+    found += [(each.name, tuple(each.value.shape)) for each in moving_buffers(module)]
     offsets = (0, *accumulate(math.prod(shape) for _, shape in found))
     return Layout(tuple(name for name, _ in found), tuple(shape for _, shape in found), offsets)
 
 
 def statistics_row(module: nn.Module, like: Tensor) -> Tensor:
     """Give a module's own running statistics as a row of the type of ``like``."""
-    pieces = [
-        getattr(layer, name).reshape(-1).to(like) for _, layer in norms_of(module) for name in (MEAN, VARIANCE, COUNT)
-    ]
-    return torch.cat(pieces) if pieces else like.new_zeros(0)
+    values = [getattr(layer, name) for _, layer in norms_of(module) for name in (MEAN, VARIANCE, COUNT)]
+    values += [each.value for each in moving_buffers(module)]
+    return torch.cat([value.reshape(-1).to(like) for value in values]) if values else like.new_zeros(0)
 
 
-def statistics_state(layout: Layout, row: Tensor) -> dict[str, Tensor]:
-    """Give a row of running statistics as a ``state_dict`` has them."""
+def statistics_state(module: nn.Module, row: Tensor) -> dict[str, Tensor]:
+    """Give a row of a module's running statistics as a ``state_dict`` has them."""
+    held = dict(module.named_buffers())
     # The mean of clients' counts need not be whole.
     return {
-        name: value.round().to(torch.int64) if name.endswith(COUNT) else value
-        for name, value in layout.state_dict(row).items()
+        name: value if held[name].is_floating_point() else value.round().to(held[name].dtype)
+        for name, value in statistics_layout(module).state_dict(row).items()
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from coterie.errors import ModelError
 from coterie.models.batch_norm import PLAIN, RowBatchNorm, use_running_statistics
 from coterie.models.dropout import FunctionCalls, StreamDropout
+from coterie.models.own_buffers import find_own_buffers, own_buffers, set_mode
 from coterie.models.streams import FORMS
 
 _RANDOM_LAYERS: tuple[type[nn.Module], ...] = (
@@ -30,11 +31,12 @@ _DROPOUT = "use nn.Dropout, whose masks come from the experiment's own random nu
 def check(module: nn.Module, sample: Tensor | None = None) -> None:
     """Refuse a module that cannot be trained as rows.
 
-    BatchNorm layers are tried in evaluation: in training they are meant to look at the whole batch. Layers that are
-    known to keep statistics in another way, or to draw random numbers of their own are found by type. What hides in a
-    ``forward`` of the user's is found by running it, if inputs are given: it may change neither its buffers, nor its
-    parameters, nor its inputs; two passes over the same inputs may not differ (with dropout, which is ours to draw,
-    switched off); and what it gives for a sample may not depend on the other samples of the batch.
+    BatchNorm layers are tried in evaluation: in training they are meant to look at the whole batch. So is a module that
+    changes buffers of its own in training, which it may; in evaluation it may not. Layers that are known to keep
+    statistics in another way, or to draw random numbers of their own are found by type. What hides in a ``forward`` of
+    the user's is found by running it, if inputs are given: it may change neither its parameters nor its inputs; two
+    passes over the same inputs may not differ (with dropout, which is ours to draw, switched off); and what it gives
+    for a sample may not depend on the other samples of the batch.
 
     Parameters
     ----------
@@ -99,21 +101,15 @@ def _run(module: nn.Module, sample: Tensor) -> None:
             layer.p = 0.0
         elif isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
             layer.dropout = 0.0
-    before = {name: value.clone() for name, value in trial.named_buffers()}
+    find_own_buffers(trial, sample.clone())
     weights = {name: value.clone() for name, value in trial.named_parameters() if name not in frozen}
     given = sample.clone()
     devices = [sample.device] if sample.is_cuda else []
     with torch.random.fork_rng(devices=devices), torch.no_grad(), FunctionCalls(None):
-        first = trial(given)
-        if not torch.equal(given, sample):
-            raise ModelError("forward changes its inputs in place; work on a new tensor (x = x + 1, not x += 1)")
-        second = trial(given)
-        _refuse_changes(trial, before, weights, versions)
+        for training in (True, False) if own_buffers(trial) else (False,):
+            set_mode(trial, training)
+            first = _twice(trial, given, sample, training, lambda: _refuse_changes(trial, weights, versions))
         _refuse_wrong_shape(first, sample)
-        if not _same(first, second):
-            raise ModelError(
-                f"two passes over the same inputs differ, so forward draws random numbers of its own; {_DROPOUT}"
-            )
         if len(sample) > 1:
             half = len(sample) // 2
             if not _same(first[:half], trial(given[:half].clone())):
@@ -123,15 +119,47 @@ def _run(module: nn.Module, sample: Tensor) -> None:
                 )
 
 
-def _refuse_changes(
-    trial: nn.Module, buffers: dict[str, Tensor], weights: dict[str, Tensor], versions: dict[str, int]
-) -> None:
+def _twice(
+    trial: nn.Module, given: Tensor, sample: Tensor, training: bool, refuse_changes: Callable[[], None]
+) -> Tensor:
+    """Run a module twice on the same inputs, from the same buffers; give its first outputs."""
+    before = {name: value.clone() for name, value in trial.named_buffers()}
+    passes: list[Tensor] = []
+    for _ in range(2):
+        passes.append(trial(given))
+        if not torch.equal(given, sample):
+            raise ModelError("forward changes its inputs in place; work on a new tensor (x = x + 1, not x += 1)")
+        refuse_changes()
+        _refuse_changed_buffers(trial, before, training)
+        for each in own_buffers(trial):
+            setattr(each.owner, each.short, before[each.name].clone())
+    if not isinstance(passes[0], Tensor):
+        raise ModelError(f"forward gives a {type(passes[0]).__name__}; it must give one tensor of outputs")
+    if not _same(*passes):
+        raise ModelError(
+            f"two passes over the same inputs differ, so forward draws random numbers of its own; {_DROPOUT}"
+        )
+    return passes[0]
+
+
+def _refuse_changed_buffers(trial: nn.Module, before: dict[str, Tensor], training: bool) -> None:
+    moving = {each.name for each in own_buffers(trial)}
     for name, value in trial.named_buffers():
-        if name not in buffers or not torch.equal(buffers[name], value):
+        if name in before and torch.equal(before[name], value):
+            continue
+        if name not in moving:
             raise ModelError(
-                f"buffer {name!r} changes in forward, so the model is not a function of its parameters; "
-                f"{_NORMALISERS}, or make it a parameter"
+                f"buffer {name!r} changes in forward to what is no number of the same shape and type, so that it is no "
+                f"row; {_NORMALISERS}, or keep its shape"
             )
+        if not training:
+            raise ModelError(
+                f"buffer {name!r} changes in forward where the model is only evaluated; change it in training alone "
+                "(if self.training: ...)"
+            )
+
+
+def _refuse_changes(trial: nn.Module, weights: dict[str, Tensor], versions: dict[str, int]) -> None:
     for name, value in trial.named_parameters():
         same = value._version == versions[name] if name in versions else _equal(weights.get(name), value)
         if not same:
@@ -145,8 +173,6 @@ def _equal(before: Tensor | None, value: Tensor) -> bool:
 
 
 def _refuse_wrong_shape(outputs: Tensor, sample: Tensor) -> None:
-    if not isinstance(outputs, Tensor):
-        raise ModelError(f"forward gives a {type(outputs).__name__}; it must give one tensor of outputs")
     if outputs.shape[:1] != sample.shape[:1]:
         raise ModelError(
             f"forward gives outputs of shape {tuple(outputs.shape)} for {sample.shape[0]} samples; the first axis must "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,8 +13,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from coterie.errors import ConfigError, ModelError, UnknownName
-from coterie.models.batch_norm import layers_of, norms_of, statistics_layout, statistics_row, use_running_statistics
+from coterie.models.batch_norm import (
+    COUNT,
+    MEAN,
+    VARIANCE,
+    layers_of,
+    norms_of,
+    statistics_layout,
+    statistics_row,
+    use_running_statistics,
+)
 from coterie.models.buffer_policy import policies
+from coterie.models.own_buffers import find_own_buffers, freeze, moving_buffers, own_buffers, set_mode
 from coterie.models.streams import use_streams
 from coterie.rows import Layout
 from coterie.tasks import TASKS
@@ -84,11 +94,12 @@ class Problem:
     start
         The initial row.
     statistics
-        Where running statistics, those of BatchNorm layers, lie in a row of their own; empty if there are none.
+        Where running statistics, those of BatchNorm layers and the buffers that ``forward`` changes, lie in a row of
+        their own; empty if there are none.
     running
         The initial row of running statistics.
     policies
-        What becomes of them, by layer, where that was said.
+        What becomes of them, by BatchNorm layer and by other buffer, where that was said.
     """
 
     module: nn.Module
@@ -111,6 +122,7 @@ class Problem:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         buffers: str = "",
+        sample: Tensor | None = None,
     ) -> Problem:
         """Make a problem of a module.
 
@@ -134,7 +146,10 @@ class Problem:
         buffers
             What becomes of running statistics between clients and server: ``"averaged"``, ``"local"`` or ``"frozen"``,
             or ``"pattern=policy"`` for some layers, between commas. Averaged by default, and local in layers whose
-            parameters are.
+            parameters are. A buffer that ``forward`` changes is meant by its own name too.
+        sample
+            A few inputs, of whatever values, by which it is found which buffers ``forward`` changes. Without them it
+            may change none.
 
         Returns
         -------
@@ -159,12 +174,20 @@ class Problem:
             loss = LOSSES[loss]
         use_streams(module)
         use_running_statistics(module)
-        given = policies(buffers, [name for name, _ in layers_of(module)])
-        for name, layer in layers_of(module):
-            layer.frozen = given.get(name) == "frozen"
         module.register_forward_hook(logits_alone)
         module.to(device=device, dtype=dtype)
         module.train()
+        if sample is not None:
+            find_own_buffers(module, sample.to(device))
+        given = policies(
+            buffers, [*(name for name, _ in layers_of(module)), *(each.name for each in own_buffers(module))]
+        )
+        for name, layer in layers_of(module):
+            layer.frozen = given.get(name) == "frozen"
+        for each in own_buffers(module):
+            if given.get(each.name) == "frozen":
+                freeze(each)
+        set_mode(module, training=False)
         if not all(value.is_floating_point() for value in module.parameters()):
             raise ModelError(f"{type(module).__name__} has parameters that are not floating-point numbers")
         layout = Layout.of(module, {name: (name,) for name, _ in module.named_children()})
@@ -221,14 +244,26 @@ class Problem:
         patterns = tuple(patterns)
         stays = set(self.matching(patterns))
         found: set[str] = set()
-        for prefix, layer in norms_of(self.module):
-            name = prefix.removesuffix(".")
+        for name, place, layer, its in self._holders():
+            prefix = f"{place}." if place else ""
             own = {prefix + each for each, _ in layer.named_parameters()} & set(self.layout.names)
-            named = any(each == NORM or fnmatchcase(name, each) or fnmatchcase(name, f"{each}.*") for each in patterns)
+            norm = isinstance(layer, _NormBase)
+            named = any(
+                (norm and each == NORM) or fnmatchcase(place, each) or fnmatchcase(place, f"{each}.*")
+                for each in patterns
+            )
             with_parameters = own <= stays if own else named
             if self.policies.get(name, "local" if with_parameters else "averaged") == "local":
-                found |= {each for each in self.statistics.names if each.rpartition(".")[0] == name}
+                found |= its
         return tuple(each for each in self.statistics.names if each in found)
+
+    def _holders(self) -> Iterator[tuple[str, str, nn.Module, set[str]]]:
+        """Give what policies are for, the place of its layer, that layer, and its names in rows of statistics."""
+        for prefix, layer in norms_of(self.module):
+            name = prefix.removesuffix(".")
+            yield name, name, layer, {prefix + each for each in (MEAN, VARIANCE, COUNT)}
+        for buffer in moving_buffers(self.module):
+            yield buffer.name, buffer.name.rpartition(".")[0], buffer.owner, {buffer.name}
 
     def _normalisers(self) -> set[str]:
         layers = [(name, layer) for name, layer in self.module.named_modules() if isinstance(layer, _NORMALISERS)]

@@ -21,7 +21,7 @@ REFERENCES = ("local", "fedavg_ft")
 """Methods that others are compared with: training alone, and the plainest way to personalise."""
 
 _MODELS = ("personal", "global")
-_NUMBERS = ["score", "reference", "gain", "pvalue", "adjusted"]
+_NUMBERS = ["score", "reference", "gain", "low", "high", "pvalue", "adjusted"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class ClientGains:
     clients
         A row for each client of each seed, from the greatest loss to the greatest gain: ``seed``, ``client``, ``name``,
         ``samples`` (test samples), ``score``, ``reference``, ``gain`` (positive if the method is better, whatever the
-        metric), ``pvalue``, ``adjusted`` (by Benjamini and Hochberg, for the number of rows), and ``verdict``:
+        metric), ``low`` and ``high`` (a 95 % interval of that gain, each client for itself; NaN unless ``test`` is
+        ``"exact"``), ``pvalue``, ``adjusted`` (by Benjamini and Hochberg, for the number of rows), and ``verdict``:
         ``"helped"``, ``"harmed"``, or empty where chance explains the difference.
     metric
         What was measured.
@@ -161,10 +162,12 @@ def _of_seed(one: tuple[Result, str], other: tuple[Result, str], at: At) -> tupl
     found["gain"] = np.round(sign * (found["score"] - found["reference"]), 12)
     sizes = run.shares.set_index("client")["test"].reindex(clients).to_numpy(dtype=np.int64)
     found["samples"] = sizes
+    found["low"] = found["high"] = np.nan
     if run.summary["metric"] != "accuracy":
         return found.assign(pvalue=np.nan), ""
     discordant = _discordant(_right(run, model, at), _right(against, theirs, at), clients, sizes)
     if discordant is not None:
+        found["low"], found["high"] = evaluation.paired_interval(*discordant, sizes)
         return found.assign(pvalue=evaluation.mcnemar(*discordant)), "exact"
     right, other_right = (np.rint(found[name].to_numpy() * sizes).astype(np.int64) for name in ("score", "reference"))
     gained, lost = evaluation.most_discordant(right, other_right, sizes)

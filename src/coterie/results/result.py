@@ -81,6 +81,11 @@ class Result:
         return read_answers(self._path)
 
     @cached_property
+    def validation_answers(self) -> pd.DataFrame | None:
+        """How each validation sample was answered after the last round, as :attr:`answers` says it of test samples."""
+        return read_answers(self._path, "validation")
+
+    @cached_property
     def timings(self) -> pd.DataFrame:
         """Seconds of every round, by what they were spent on."""
         return TimingsLog(self._path / "timings.jsonl").read()

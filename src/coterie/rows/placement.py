@@ -208,6 +208,8 @@ def _on_own_backend(value: Tensor, taken: set[Backend]) -> ClientMatrix:
     return value
 
 
-def nearest_folder(path: Path | None) -> Path | None:
-    """Give a path, or the first above it that is a folder: near a run whose folder is not made yet."""
-    return None if path is None else next(above for above in (path, *path.absolute().parents) if above.is_dir())
+def scratch_folder(given: str | None, run: Path | None) -> Path:
+    """Give the folder for what is kept on disk: the one given, else one near a run that need not have its own yet."""
+    if given is None and run is not None:
+        return next(above for above in (run, *run.absolute().parents) if above.is_dir())
+    return Path(tempfile.gettempdir() if given is None else given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,8 @@ from coterie.config import ExperimentConfig
 from coterie.data.mapped import let_go
 from coterie.models.problem import Problem
 from coterie.rows.distributed import number_of
-from coterie.rows.placement import nearest_folder
-from coterie.runs.model_builder import make_engine, make_module
+from coterie.rows.placement import scratch_folder
+from coterie.runs.model_builder import batch_size, make_engine, make_module
 from coterie.runs.population import Population, Roles, make_population, roles
 from coterie.simulation import attacks, privacy
 from coterie.simulation.accuracy_matrix import AccuracyMatrixScorer
@@ -31,6 +31,24 @@ from coterie.simulation.scoring import Scorer
 from coterie.simulation.simulation import Simulation
 
 __all__ = ["Assembly", "Population", "Roles", "assemble", "make_engine", "make_population", "roles"]
+
+
+_OF_ONE_RUN = frozenset(
+    (
+        *(
+            "algorithm",
+            "algorithm_sha256",
+            "settings",
+            "rounds",
+            "participation",
+            "local",
+            "adapt_rounds",
+            "eval_every",
+        ),
+        *("eval_train", "matrix", "matrix_every", "s_acc", "checkpoint_every", "keep", "scratch", "threads"),
+    )
+)
+"""Fields of a configuration that decide nothing of the samples, the model and the engine, but for what a method is."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +98,28 @@ def assemble(
     device = processes.together(lambda: processes.device(config.device, config.torch_device))
     algorithm = registry.make(config.algorithm, config.settings)
     # Whoever comes second finds what the first has downloaded.
-    make = partial(make_population, config, data_dir, processes.load)
+    once, world = processes.once, _world(config, data_dir, choices)
+    make = partial(once, ("population", world), partial(make_population, config, data_dir, processes.load))
     fetched = population or processes.together(lambda: make() if processes.leads else None)
     population = processes.together(lambda: fetched or make())
-    engine = processes.together(lambda: make_engine(config, population, device, choices, processes.hold))
+    scratch = scratch_folder(config.scratch, run)
+    if config.keep_samples == "disk":
+        population = once(("samples on disk", world), partial(population.on_disk, scratch))
+    build = partial(make_engine, config, population, device, choices, processes.hold, scratch)
+    engine = processes.together(lambda: once(("engine", world), build))
 
     def fresh(client: int) -> Tensor:
         module = make_module(config, population.dataset, f"model of client {client}")
         return Problem.of(module, population.dataset.task, dtype=engine.samples.dtype, device=device).start
 
+    dataset, shares = population.dataset, population.shares
+    parts = (shares.train, shares.validation, shares.test)
+    problem = engine.problem
     fingerprint = {
-        "data": processes.once(population.dataset, lambda: _digest(population.dataset.x, population.dataset.y)),
-        "partition": _digest(*(getattr(population.shares, part).flat for part in ("train", "validation", "test"))),
-        "model": _digest(*_model(engine.problem), text=str(engine.problem.module)),
+        # Runs with different seeds may have the same data set, which the population that is kept holds.
+        "data": once(("data", id(dataset.x), id(dataset.y)), lambda: _digest(dataset.x, dataset.y)),
+        "partition": once(("partition", world), lambda: _digest(*(part.flat for part in parts))),
+        "model": once(("model", world), lambda: _digest(*_model(problem), text=str(problem.module))),
     }
     for what, digest in fingerprint.items():
         processes.agree(f"the {what} is not the same on all ranks of the sharded run", [number_of(digest)])
@@ -107,7 +134,7 @@ def assemble(
         members=trainers,
         # With another number of processes, what had room for the rows of one may have none.
         keep=choices.get("keep", config.keep) if choices.get("ranks", 1) == processes.count else config.keep,
-        scratch=config.scratch or nearest_folder(run),
+        scratch=scratch,
         processes=processes,
         protection=_protection(config, population),
         local=config.local_patterns,
@@ -119,6 +146,14 @@ def assemble(
     honest = torch.tensor(population.roles.honest, device=device)
     matrix_scorer = AccuracyMatrixScorer(simulation, trainers, honest) if config.matrix else None
     return Assembly(population, simulation, scorer, matrix_scorer, fingerprint)
+
+
+def _world(config: ExperimentConfig, data_dir: Path | None, choices: Mapping[str, Any]) -> Hashable:
+    """Give what decides the samples, who holds them, the model and the engine: equal runs have the same of all."""
+    values = [(name, str(getattr(config, name))) for name in ExperimentConfig.model_fields if name not in _OF_ONE_RUN]
+    chosen = tuple(str(choices.get(name)) for name in ("kernel", "convolution", "chunk"))
+    federates = registry.get(config.algorithm).federates
+    return (*values, chosen, data_dir, federates, batch_size(config))
 
 
 def _protection(config: ExperimentConfig, population: Population) -> privacy.Protection | None:

@@ -135,21 +135,24 @@ class Experiment:
 
     def finish(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
         """Write the summary, which says that the run is finished, and tell it."""
+        summary: dict[str, Any] = {}
 
         def close() -> None:
-            summary = summary_of(
-                self.config,
-                self.folder.metrics.read(),
-                metric=self.parts.scorer.primary,
-                rounds=self.completed,
-                seconds=self.folder.timings.total(),
-                clients=self.parts.population.roles.honest,
-                measured=self.rounds.measured,
+            summary.update(
+                summary_of(
+                    self.config,
+                    self.folder.metrics.read(),
+                    metric=self.parts.scorer.primary,
+                    rounds=self.completed,
+                    seconds=self.folder.timings.total(),
+                    clients=self.parts.population.roles.honest,
+                    measured=self.rounds.measured,
+                )
             )
             self.folder.finish(summary)
-            tell(summary)
 
-        self.processes.write(close)
+        self.processes.beside(close)
+        self.processes.write(lambda: tell(summary))
 
     # --------------------------------------------------------------------------------------------------- checkpointing
 

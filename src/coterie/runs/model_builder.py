@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.errors import ConfigError, CoterieError, ModelError
 from coterie.evaluation import metrics as metric_table
+from coterie.models.own_buffers import probe_inputs
 from coterie.models.problem import LOSSES, PerSampleLoss, Problem
 from coterie.runs.population import Population
 from coterie.simulation import attacks
@@ -34,10 +36,12 @@ def make_engine(
     device: torch.device,
     choices: Mapping[str, Any] | None = None,
     hold: Callable[[Samples], Samples] = lambda samples: samples,
+    scratch: Path | None = None,
 ) -> Engine:
     """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before.
 
-    ``hold`` may put in place of samples the same ones that are held already.
+    ``hold`` may put in place of samples the same ones that are held already. Samples that are kept on disk lie in the
+    folder ``scratch``.
     """
     choices = choices or {}
     dataset, dtype = population.dataset, getattr(torch, config.dtype)
@@ -52,13 +56,15 @@ def make_engine(
         dtype=dtype,
         device=device,
         buffers=config.buffers,
+        sample=probe_inputs(module, dataset.input_shape, dataset.x.dtype == torch.int64, dtype),
     )
     if config.compile and problem.statistics.size:
         raise ConfigError(
-            "compile is true, but steps of a model with BatchNorm layers cannot be compiled: leave it out"
+            "compile is true, but a model with BatchNorm layers, or with buffers that it changes itself, cannot be "
+            "compiled: leave it out"
         )
     labels = _poisoned(config, population) if len(population.roles.attackers) else None
-    where = {"device": device, "dtype": dtype}
+    where = {"device": device, "dtype": dtype, "keep": config.keep_samples, "scratch": scratch}
     samples = Samples.of(dataset, population.shares, seed=config.seed, **where, labels=labels, own=population.own)
     samples = hold(samples)
     if config.class_weights is not None:
@@ -76,14 +82,14 @@ def make_engine(
         chunk=choices.get("chunk") or config.chunk,
         compile_steps=config.compile,
         precision=config.precision,
-        batch=_batch_size(config),
+        batch=batch_size(config),
     )
     if config.convolution == "measured" and "convolution" not in choices:
-        engine.measure(_batch_size(config))
+        engine.measure(batch_size(config))
     return engine
 
 
-def _batch_size(config: ExperimentConfig) -> int:
+def batch_size(config: ExperimentConfig) -> int:
     """Give the largest batches that the clients take, 0 for all of a client's samples."""
     tasks = registry.make(config.algorithm, config.settings).tasks().values()
     sizes = [fold.over.size for task in tasks for fold in task.folds()]

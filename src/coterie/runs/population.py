@@ -17,6 +17,7 @@ from coterie.algorithms import registry
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.data.bounded_statistics import BoundedColumns
+from coterie.data.mapped import is_mapped, mapped_copy
 from coterie.data.partitions import Shares, share_out
 from coterie.data.partitions.assignment import refuse_too_many
 from coterie.data.statistics import Constants, constants_of, prepared, refuse_medians, with_constants
@@ -77,6 +78,13 @@ class Population:
     def seen_by(self, client: int) -> Dataset:
         """Give the data set with the statistics that scale a client's samples."""
         return self.own[client] if self.own else self.dataset
+
+    def on_disk(self, folder: Path) -> Population:
+        """Give the same with inputs in a file, as those of many images are already; it has no name in the folder."""
+        if is_mapped(self.dataset.x):
+            return self
+        x = mapped_copy(self.dataset.x, folder)
+        return replace(self, dataset=replace(self.dataset, x=x), own=tuple(replace(one, x=x) for one in self.own))
 
     def holdings(self) -> pd.DataFrame:
         """Say what each client holds and does, in a table with a row for each.

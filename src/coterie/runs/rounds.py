@@ -11,6 +11,7 @@ from torch import Tensor
 from coterie import randomness
 from coterie.config import ExperimentConfig
 from coterie.rows import Rows
+from coterie.rows.host_copies import on_device, on_host
 from coterie.runs.builder import Assembly
 from coterie.runs.records import Recorder
 from coterie.runs.storage import Checkpoint, RunFolder, as_restored
@@ -62,6 +63,7 @@ class SimulatedRounds:
         self.simulation, self.recorder = parts.simulation, Recorder(config, folder, parts)
         self.trainers = parts.population.roles.trainers.to(parts.engine.device)
         self.in_round = False
+        self._drawn = (0, self.trainers)  # the last cohort that was drawn, and its round; before the first all of them
         self._replies: list[int] = []  # that each client had sent after the last complete round, where that counts
 
     def begin(self, completed: int) -> None:
@@ -71,10 +73,8 @@ class SimulatedRounds:
         config, simulation, recorder = self.config, self.simulation, self.recorder
         clock = simulation.processes.clock
         began = clock()
-        cohort, following = (
-            draw_cohort(config.seed, round_number + later, self.trainers, config.participation) for later in (0, 1)
-        )
-        simulation.expect(following if round_number < config.rounds else None)
+        cohort = self._cohort(round_number)
+        simulation.expect(self._cohort(round_number + 1) if round_number < config.rounds else None)
         down, up = simulation.traffic.down, simulation.traffic.up
         self.in_round = True
         info = simulation.play_round(cohort, round_number)
@@ -106,6 +106,14 @@ class SimulatedRounds:
 
         simulation.processes.write(record)
         return None if scores is None else recorder.headline(scores)
+
+    def _cohort(self, round_number: int) -> Tensor:
+        """Draw the clients of a round, or give those that were drawn while the round before was played."""
+        number, drawn = self._drawn
+        if number != round_number:
+            drawn = draw_cohort(self.config.seed, round_number, self.trainers, self.config.participation)
+            self._drawn = round_number, drawn
+        return drawn
 
     def _is_trained_to_be_measured(self, kind: str) -> bool:
         """Say whether models of a kind are trained for the evaluation alone, so that no checkpoint has them."""
@@ -139,4 +147,5 @@ def draw_cohort(seed: int, round_number: int, trainers: Tensor, participation: f
     if count >= len(trainers):
         return trainers
     drawn = randomness.stream(seed, "cohort", round_number).choice(len(trainers), size=count, replace=False)
-    return trainers[torch.from_numpy(drawn).sort().values.to(trainers.device)]
+    drawn.sort()
+    return on_device(on_host(trainers)[torch.from_numpy(drawn)], trainers.device)

@@ -158,6 +158,8 @@ def _of_privacy(metrics: pd.DataFrame, text: str) -> dict[str, float | None]:
 
 def _of_model(metrics: pd.DataFrame, model: str, metric: str, higher_is_better: bool) -> dict[str, Any] | None:
     of_model = metrics[metrics["model"] == model]
+    if of_model.empty:
+        return None
     test = _by_round(of_model, "test", metric)
     if test.empty:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,8 +69,8 @@ class OneProcess:
         """Load a data set; runs that play together read one that all of them use once."""
         return data.load(name, data_dir=data_dir, seed=seed)
 
-    def once(self, of: object, make: Callable[[], Result]) -> Result:
-        """Make something of an object; runs that play together, and have the same object, make it once."""
+    def once(self, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Make something that a key decides, and that nobody changes; runs that play together make it once."""
         return make()
 
     def hold(self, samples: Samples) -> Samples:
@@ -110,6 +110,10 @@ class OneProcess:
         """Let the process that leads write the run's folder; where it fails, all raise what it raised."""
         work()
 
+    def beside(self, work: Callable[[], None]) -> None:
+        """Let the process that leads do something with the run's folder alone, while other runs may go on."""
+        self.write(work)
+
     def told(self, work: Callable[[], Result]) -> Result:
         """Give all processes what the first one's ``work`` gives."""
         return work()
@@ -130,7 +134,7 @@ class OneProcess:
 
     def checkpoint(self, work: Callable[[], None], placement: Placement) -> None:
         """Let the process that leads write a checkpoint, for which it may need rows of the others."""
-        work()
+        self.beside(work)
 
     # ------------------------------------------------------------------------------------------- stopping and failing
 

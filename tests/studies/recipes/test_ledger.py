@@ -221,6 +221,32 @@ def test_a_claim_is_as_its_cases_are(answers: Sequence[Any], whole: str) -> None
     assert Judgement(claim, tuple(place(answer, "MNIST") for answer in answers)).answer == whole
 
 
+@pytest.mark.parametrize(
+    ("held", "failed", "open_", "whole"),
+    [
+        (3, 0, 2, "holds"),
+        (2, 0, 2, "undecided"),
+        (2, 2, 0, "does not hold"),
+        (3, 2, 0, "holds"),
+        (2, 1, 1, "undecided"),
+        (0, 2, 2, "does not hold"),
+        (0, 0, 0, "undecided"),
+    ],
+)
+def test_a_claim_of_most_cases_is_as_more_than_half_of_them_are(
+    held: int, failed: int, open_: int, whole: str, basis: Basis
+) -> None:
+    claim = Claim(id="fedamp-x", where="Table 9", claim="So, in most cases.", rests_on=(basis,), most=True)
+    answers = ["holds"] * held + ["does not hold"] * failed + ["undecided"] * open_
+    judgement = Judgement(claim, tuple(place(answer, "MNIST") for answer in answers))
+    assert judgement.answer == whole
+    if whole == "holds":
+        assert f"It holds in most cases, {held} hold" in sentence(judgement)
+        assert "met by 1" in sentence(judgement), "the closest is one of those that hold"
+    if whole == "does not hold":
+        assert f"{failed} do not hold of {len(answers)} cases" in sentence(judgement)
+
+
 def test_cases_with_the_same_reasons_are_told_together(basis: Basis) -> None:
     claim = Claim(id="fedamp-x", where="Table 9", claim="So.", rests_on=(basis,))
     places = (

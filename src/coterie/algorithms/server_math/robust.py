@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coterie.errors import ConfigError, UnknownName
 from coterie.rows import column_blocks, mix
+from coterie.rows.host_copies import on_host
 
 
 def mean(rows: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -38,7 +39,8 @@ def mean(rows: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     clients = _count(rows)
     wide = torch.ones(clients, dtype=torch.float64) if weights is None else weights.double()
-    if wide.shape != (clients,) or not bool((wide >= 0).all()) or not float(wide.sum()) > 0:
+    known = on_host(wide)
+    if known.shape != (clients,) or not bool((known >= 0).all()) or not float(known.sum()) > 0:
         raise ConfigError(
             f"weights must be {clients} numbers of at least 0 with a positive sum, but are {wide.tolist()}"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.compute.joint.asks import OutputsAsk, PredictAsk, TaskAsk
+from coterie.compute.joint.asks import OutputsAsk, PredictAsk, TaskAnswer, TaskAsk
 from coterie.compute.joint.engine import JointEngine, fit, same_net
 from coterie.compute.joint.guest import GuestEngine
 from coterie.compute.joint.samples import SampleStore, join_samples
@@ -14,6 +14,7 @@ __all__ = [
     "OutputsAsk",
     "PredictAsk",
     "SampleStore",
+    "TaskAnswer",
     "TaskAsk",
     "fit",
     "join_samples",

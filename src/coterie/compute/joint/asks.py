@@ -25,6 +25,15 @@ class TaskAsk:
 
 
 @dataclass(frozen=True)
+class TaskAnswer:
+    """What a run is answered: what changes, the replies, and whether both were seen to be finite."""
+
+    changes: Rows
+    reply: Rows
+    finite: bool = False
+
+
+@dataclass(frozen=True)
 class OutputsAsk:
     """Models of a run that are applied to all samples of its clients in some splits: one for each, or one for all."""
 

@@ -8,7 +8,7 @@ So a run's rows are what they would be alone, to the rounding of a matrix produc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +20,15 @@ from coterie.algorithms.base import ClientContext, Task
 from coterie.algorithms.contract import check_rows
 from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute.batched import BatchedEngine
-from coterie.compute.engine import Call, Predict, finished
-from coterie.compute.joint.asks import OutputsAsk, TaskAsk
+from coterie.compute.engine import Call, Predict, finished, sums_are_finite
+from coterie.compute.joint.asks import OutputsAsk, TaskAnswer, TaskAsk
 from coterie.compute.joint.prediction import JointPrediction
 from coterie.compute.joint.samples import join_samples
 from coterie.compute.joint.tasks import JointContext, JointTask
 from coterie.compute.nets.row_net import agrees
 from coterie.compute.samples import Samples
 from coterie.rows import Rows
+from coterie.rows.host_copies import on_device, on_host
 
 _TASKS = 64  # joint tasks that are kept: the recordings of their steps hang on them
 
@@ -99,7 +100,7 @@ class _FederatedRuns(BatchedEngine):
                 begin, end = self.firsts[ask.run : ask.run + 2]
                 (mine,) = np.nonzero((numbers >= begin) & (numbers < end))
                 if len(mine):
-                    within = torch.searchsorted(ask.clients.cpu(), torch.from_numpy(numbers[mine] - begin))
+                    within = torch.searchsorted(on_host(ask.clients), torch.from_numpy(numbers[mine] - begin))
                     own = _part_of(context, within.to(self.device))
                     found.append((place, torch.from_numpy(mine).to(self.device), own))
             return found
@@ -113,7 +114,7 @@ class _FederatedRuns(BatchedEngine):
             "sizes": self.sizes["train"][clients],
             "validation_sizes": self.sizes["validation"][clients],
             "class_counts": self.samples.class_counts[clients],
-            "key": self.key("task", clients.cpu(), call).to(self.device),
+            "key": self.key("task", on_host(clients), call).to(self.device),
         }
         counts = [len(ask.clients) for ask in asks]
         split = {name: value.split(counts) for name, value in whole.items()}
@@ -149,13 +150,11 @@ class JointEngine:
         self._tasks: BoundedCache[tuple[Identity, ...], JointTask] = BoundedCache(_TASKS)
         self._prediction = JointPrediction(self._all, self._firsts)
 
-    def run(self, asks: Sequence[TaskAsk]) -> list[tuple[Rows, Rows]]:
-        """Run tasks of one :func:`~coterie.compute.joint.tasks.signature`, of different runs in increasing order.
-
-        Returns for each ask what :meth:`~coterie.compute.engine.Engine.run` would.
-        """
-        numbers = [ask.clients + self._firsts[ask.run] for ask in asks]
-        clients = torch.cat(numbers)
+    def run(self, asks: Sequence[TaskAsk]) -> list[TaskAnswer]:
+        """Run tasks of one :func:`~coterie.compute.joint.tasks.signature`, of different runs in increasing order."""
+        device = self._all.device
+        numbers = [on_host(ask.clients) + self._firsts[ask.run] for ask in asks]
+        clients = on_device(torch.cat(numbers), device)
         call = JointCall(0, asks=tuple(asks))
         contexts = self._all.contexts(asks, clients, call)
         works = []
@@ -163,20 +162,24 @@ class JointEngine:
             works.append(ask.task.start(context, ask.state, ask.message))
             check_rows("what start gives", works[-1], len(ask.clients))
         answers: dict[int, tuple[Rows, Rows]] = {}
-        for places in _alike(works):
+        together = list[tuple[Tensor, Sequence[Tensor]]]()
+        groups = _alike(works)
+        for places in groups:
             some = [asks[place] for place in places]
             counts = [len(ask.clients) for ask in some]
             task = self._joint_task([ask.task for ask in some])
             work = {name: torch.cat([works[place][name] for place in places]) for name in works[places[0]]}
-            work |= task.columns(counts, self._all.device)
-            mine = torch.cat([numbers[place] for place in places])
+            work |= task.columns(counts, device)
+            mine = clients if len(groups) == 1 else on_device(torch.cat([numbers[place] for place in places]), device)
             own = tuple(contexts[place] for place in places)
             done, _ = self._all.run(task, mine, work, {}, JointCall(0, asks=tuple(some), contexts=own))
             pieces = {name: value.split(counts) for name, value in done.items()}
+            together += [(value, pieces[name]) for name, value in done.items()]
             for number, place in enumerate(places):
                 rows = {name: each[number] for name, each in pieces.items()}
                 answers[place] = finished(asks[place].task, contexts[place], rows)
-        return [answers[place] for place in range(len(asks))]
+        finite = _finite(answers.values(), together)
+        return [TaskAnswer(*answers[place], finite) for place in range(len(asks))]
 
     def outputs(self, predict: Predict, asks: Sequence[OutputsAsk]) -> list[Tensor]:
         """Apply models of different runs, with the same splits and rows of the same shapes."""
@@ -187,6 +190,13 @@ class JointEngine:
         if key not in self._tasks:
             self._tasks[key] = JointTask(tasks)
         return self._tasks[key]
+
+
+def _finite(answers: Iterable[tuple[Rows, Rows]], together: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> bool:
+    """Say whether all answers were seen to be finite: most are pieces of a matrix, which is looked at as a whole."""
+    left = {id(value): value for both in answers for rows in both for value in rows.values()}
+    wholes = [whole for whole, pieces in together if [1 for piece in pieces if left.pop(id(piece), None) is not None]]
+    return sums_are_finite([value for value in (*wholes, *left.values()) if value.is_floating_point() and len(value)])
 
 
 def _alike(works: Sequence[Rows]) -> list[list[int]]:
@@ -203,11 +213,12 @@ def fit(engine: BatchedEngine) -> Hashable:
     samples, problem = engine.samples, engine.problem
     scaling = (samples.scale, samples.shift) if samples.x.dtype == torch.uint8 else ()
     return (
-        (str(problem.module), problem.layout.names, problem.layout.shapes),
+        (str(problem.module), problem.layout.names, problem.layout.shapes, problem.statistics.names),
         (problem.loss, problem.start.dtype, str(engine.device)),
         (tuple(samples.x.shape[1:]), samples.x.dtype, samples.y.dtype, samples.class_counts.shape[1], samples.dtype),
         # Clients that are scaled by statistics of their own are told apart by their samples, which no other run has.
         id(samples) if samples.statistics_of is not None else None,
+        id(samples.x) if samples.pages is not None else None,  # nor are different files put together in memory
         (samples.noise is None, str([value.flatten().tolist() for value in scaling])),
         (engine.kernel, engine.convolution, engine.compile_steps, engine.record, engine.precision),
     )

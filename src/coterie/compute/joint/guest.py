@@ -11,7 +11,7 @@ from torch import Tensor
 from coterie.algorithms.base import Net, Task
 from coterie.compute.batched import BatchedEngine
 from coterie.compute.engine import Call, Engine, Predict
-from coterie.compute.joint.asks import PredictAsk, TaskAsk
+from coterie.compute.joint.asks import PredictAsk, TaskAnswer, TaskAsk
 from coterie.compute.samples import Split
 from coterie.rows import Rows
 
@@ -49,8 +49,9 @@ class GuestEngine(Engine):
 
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
         """Have a task run."""
-        both: tuple[Rows, Rows] = self._ask(TaskAsk(0, task, clients, state, message, call))
-        return both
+        found: TaskAnswer = self._ask(TaskAsk(0, task, clients, state, message, call))
+        self.seen_finite = found.finite
+        return found.changes, found.reply
 
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
         """Have each client's model applied to its own samples."""

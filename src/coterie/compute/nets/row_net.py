@@ -34,6 +34,7 @@ from coterie.models.batch_norm import (
     statistics_row,
 )
 from coterie.models.dropout import FunctionCalls, StreamDropout
+from coterie.models.own_buffers import OwnBuffer, moving_buffers, own_buffers, set_mode
 from coterie.models.recurrent import written_out
 from coterie.rows import Columns, Layout, Rows, matrix_units
 
@@ -62,6 +63,7 @@ class RowNet(abc.ABC):
         self.layout = layout or layout_of(module)
         self.statistics = statistics_layout(module)
         self._norms = list(norms_of(module))
+        self._moving, self._own_buffers = moving_buffers(module), own_buffers(module)
         self._dropouts = keyed(module)
         # Whether the model calls functions that we compute in our own way, and draws in them; known after a first pass.
         self._calls_functions: bool | None = None
@@ -121,6 +123,8 @@ class RowNet(abc.ABC):
         names = [
             prefix + name for prefix, layer in self._norms if id(layer) in of_part for name in (MEAN, VARIANCE, COUNT)
         ]
+        held = {(id(each.owner), each.short) for each in moving_buffers(self.sub(*path).module)}
+        names += [each.name for each in self._moving if (id(each.owner), each.short) in held]
         return self.statistics.columns_of(names)
 
     @property
@@ -153,6 +157,10 @@ class RowNet(abc.ABC):
         named = self.layout.views(params)
         if statistics is not None:
             named |= self.statistics.views(statistics.rows)
+            # A count is rounded, which a mean of several need not be. What a pass changes in place is its own.
+            named |= {each.name: _typed(named[each.name], each.value.dtype) for each in self._moving}
+            held = [each for each in self._own_buffers if each.frozen]
+            named |= {each.name: each.value.expand(len(params), *each.value.shape).clone() for each in held}
         if key is not None:
             named |= {f"{name}.key" if name else "key": key for name in self._dropouts}
         return named
@@ -160,20 +168,63 @@ class RowNet(abc.ABC):
     def train(self, named: Rows, x: Tensor, key: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """Call the module for one client in a pass that trains; gives its new running statistics too."""
         with NormPass(weight) as now:
-            out = self.call(self.module, named, (x,), key)
-        return out, joined_statistics(self._norms, now, named)
+            out = self.call(self.module, named, (x,), key)  # which leaves the buffers that it has changed in `named`
+        return out, joined_statistics(self._norms, now, named, self._moving)
 
 
-def joined_statistics(norms: Sequence[tuple[str, nn.Module]], now: NormPass, named: Rows) -> Tensor:
+def _typed(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    return rows.clone() if dtype.is_floating_point else rows.round().to(dtype)
+
+
+def joined_statistics(
+    norms: Sequence[tuple[str, nn.Module]], now: NormPass, named: Rows, moving: Sequence[OwnBuffer] = ()
+) -> Tensor:
     """Return one client's running statistics after a pass as a row; a layer that was not called keeps its own."""
     each = [
         now.noted.get(layer) or (named[prefix + MEAN], named[prefix + VARIANCE], named[prefix + COUNT])
         for prefix, layer in norms
     ]
-    return torch.cat([value.reshape(-1) for moments in each for value in moments])
+    values = [value for moments in each for value in moments] + [named[buffer.name].detach() for buffer in moving]
+    return torch.cat([value.reshape(-1) for value in values])
 
 
-class ModuleNet(RowNet):
+class CalledNet(RowNet):
+    """A model that is called as its author wrote it, so that it may change buffers of its own in training."""
+
+    @abc.abstractmethod
+    def apply(self, params: Tensor, x: Tensor, key: Tensor | None, statistics: RunningStatistics | None) -> Tensor:
+        """Apply the model to samples, none of which is padding if the module changes buffers of its own."""
+
+    def outputs(
+        self, params: Tensor, x: Tensor, key: Tensor | None = None, statistics: RunningStatistics | None = None
+    ) -> Tensor:
+        """Apply the model to samples ``[rows, samples, ...]``."""
+        if not self._own_buffers:
+            return self.apply(params, x, key, statistics)
+        if statistics is None or statistics.weight is None:
+            set_mode(self.module, training=False)
+            return self.apply(params, x, key, statistics)
+        # What the module does with its batch is its own affair: it is given the samples that are there, no padding.
+        counts = (statistics.weight > 0).sum(1)
+        places, pieces, new = [], [], statistics.rows
+        for count in counts.unique().tolist():
+            mine = (counts == count).nonzero().squeeze(1)
+            known = RunningStatistics(statistics.rows[mine], statistics.weight[mine, :count] if count else None)
+            drawn = None if key is None else key[mine]
+            set_mode(self.module, training=count > 0)
+            try:
+                out = self.apply(params[mine], x[mine, : count or None], drawn, known)
+            finally:
+                set_mode(self.module, training=False)
+            padding = out.new_zeros(len(mine), x.shape[1] - out.shape[1], *out.shape[2:])
+            places.append(mine)
+            pieces.append(torch.cat([out, padding], 1))
+            new = new if known.new is None else new.index_copy(0, mine, known.new.to(new.dtype))
+        statistics.new = new
+        return torch.cat(pieces)[torch.argsort(torch.cat(places))]
+
+
+class ModuleNet(CalledNet):
     """Calls the plain module for one row after another.
 
     Parameters
@@ -194,10 +245,8 @@ class ModuleNet(RowNet):
         """Make a net of the same kind for a part of the model."""
         return ModuleNet(part, padded=self._padded)
 
-    def outputs(
-        self, params: Tensor, x: Tensor, key: Tensor | None = None, statistics: RunningStatistics | None = None
-    ) -> Tensor:
-        """Apply the model to samples ``[rows, samples, ...]``."""
+    def apply(self, params: Tensor, x: Tensor, key: Tensor | None, statistics: RunningStatistics | None) -> Tensor:
+        """Apply the model to samples."""
         named = self.arguments(params, key, statistics)
         rows, new = [], []
         for row in range(len(x)):
@@ -213,13 +262,11 @@ class ModuleNet(RowNet):
         return torch.stack(rows)
 
 
-class VmapNet(RowNet):
+class VmapNet(CalledNet):
     """Vectorises the module over rows with ``torch.func.vmap``."""
 
-    def outputs(
-        self, params: Tensor, x: Tensor, key: Tensor | None = None, statistics: RunningStatistics | None = None
-    ) -> Tensor:
-        """Apply the model to samples ``[rows, samples, ...]``."""
+    def apply(self, params: Tensor, x: Tensor, key: Tensor | None, statistics: RunningStatistics | None) -> Tensor:
+        """Apply the model to samples."""
         named, keyed = self.arguments(params, key, statistics), None if key is None else 0
         out: Tensor
         with written_out():

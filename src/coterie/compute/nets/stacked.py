@@ -16,6 +16,7 @@ from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet
 from coterie.errors import ModelError
 from coterie.models.batch_norm import RowBatchNorm
 from coterie.models.dropout import StreamDropout
+from coterie.models.own_buffers import moving_buffers
 from coterie.models.problem import logits_alone
 from coterie.rows import Layout
 
@@ -112,10 +113,13 @@ class _Tracer(fx.Tracer):
 def make_net(
     module: nn.Module, layout: Layout, kernel: Kernel = "stacked", convolution: Convolution = "auto"
 ) -> RowNet:
-    """Make a net of the wanted kind, or a :class:`VmapNet` where the module has no stacked form."""
+    """Make a net of the wanted kind, or a :class:`VmapNet` where the module has no stacked form.
+
+    It has none if it changes buffers of its own: a batch of all clients' samples is not any client's batch.
+    """
     if kernel == "module":
         return ModuleNet(module, layout)
-    if kernel == "stacked":
+    if kernel == "stacked" and not moving_buffers(module):
         for kind in (StackedNet, FoldedNet):
             with contextlib.suppress(ModelError):
                 return kind(module, layout, convolution)

@@ -2,7 +2,7 @@
 
 Flower brings the SuperLink (the server's program), the SuperNodes (the nodes' programs), TLS, authentication and
 delivery. Here are adapters from its message API to blocks of bytes (``apps``, ``messages``), the programs' command
-lines (``processes``), the gate in front of the SuperLink (``gate``, ``superlink``), what answers a node's messages
-(``executor``) and what starts a run's process (``launcher``). ``_internals`` is the only module that imports more of
-Flower than its public face.
+lines (``processes``), the gate in front of the SuperLink (``gate``, ``superlink``) and its door to this machine
+(``superlink_door``), what answers a node's messages (``executor``) and what starts a run's process (``launcher``).
+Only ``_internals`` and the two modules named like it import more of Flower than its public face.
 """

@@ -1,9 +1,10 @@
 """Everything of Flower's that is not its public face (``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp``).
 
 Flower has no public way to answer a SuperNode's messages from a process that stays, to start the process of a run, or
-to submit runs and list nodes from Python. Its own programs do so with the parts that are imported here. No other module
-of Coterie imports them, and ``tests/federation/test_flower_internals.py`` says of each what Coterie relies on: to try
-another version of Flower, run that test first.
+to submit runs and list nodes from Python. Its own programs do so with the parts that are imported here and in the
+modules beside it whose names end alike. No other module of Coterie imports them, and
+``tests/federation/test_flower_internals.py`` says of each what Coterie relies on: to try another version of Flower, run
+that test first.
 
 A call to a SuperLink or a SuperNode that fails raises ``httpx.HTTPError``.
 """
@@ -11,41 +12,31 @@ A call to a SuperLink or a SuperNode that fails raises ``httpx.HTTPError``.
 from __future__ import annotations
 
 import base64
-import hashlib
+import copy
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from types import TracebackType
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
+import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Message, Metadata
 from flwr.app.message import make_message
-from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import (
     HEARTBEAT_MIN_INTERVAL,
-    HEARTBEAT_PATIENCE,
     SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
     TIMESTAMP_TOLERANCE,
     ErrorCode,
-    Status,
     SubStatus,
 )
-from flwr.common.serde import context_from_proto, fab_to_proto, user_config_to_proto
+from flwr.common.serde import context_from_proto
 from flwr.common.serde_utils import metadata_from_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-    UnregisterNodeRequest,
-)
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node, NodeInfo
+from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
@@ -53,9 +44,7 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, NodeStatus, TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TaskType
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
@@ -99,6 +88,15 @@ NODES_PATH = "/v1/fleet/"
 
 PULL_PATH, HEARTBEAT_PATH = f"{NODES_PATH}pull-messages", f"{NODES_PATH}send-node-heartbeat"
 """The paths with which it asks for a message and says that it is there."""
+
+RUN_PATHS = frozenset(
+    f"/v1/runtime/{call}"
+    for call in (
+        *("acquire-task", "send-task-heartbeat", "pull-task-input", "push-task-output", "push-logs", "get-nodes"),
+        *("push-messages", "pull-messages", "push-object", "pull-object", "confirm-message-received"),
+    )
+)
+"""The paths of the calls about a run: who claims it tells a secret, and then its process the token of its task."""
 
 
 class FlowerTask:
@@ -166,6 +164,9 @@ class MessageTask(FlowerTask):
         assert self._context is not None
         push_message(self._client, reply, self._context)
 
+    def close(self) -> None:
+        """Leave the connections to the next message."""
+
 
 class _Incomplete(Exception):
     """An object of a message is not there yet; where Flower's own exception says so, Flower waits until it is."""
@@ -202,9 +203,15 @@ class TaskQueue(Generic[TaskKind]):
 
 def messages_of(address: str, ca: bytes, secret: bytes) -> TaskQueue[MessageTask]:
     """Give the messages of the SuperNode that offers them at an address of this machine to whoever has its secret."""
+    asking = _runtime_client(address, ca, secret, "flwr-clientapp", None)
 
     def connect(token: str | None) -> RuntimeHttpClient:
-        return _runtime_client(address, ca, secret, "flwr-clientapp", token)
+        if token is None:
+            return asking
+        # Over the same connections: of those for a message alone, most of the time went into beginning them.
+        found = copy.copy(asking)
+        found._interceptors = (asking._interceptors[0], RuntimeTokenHttpInterceptor(token))
+        return found
 
     return TaskQueue(connect, TaskType.CLIENT_APP, MessageTask)
 
@@ -227,72 +234,6 @@ def _runtime_client(address: str, ca: bytes, secret: bytes, component: str, toke
     )
     # Without a retry invoker: Flower's ends the process where the other side refuses, and ours must go on.
     return RuntimeHttpClient.from_server_address(address, False, ca, (RuntimeVersionHttpInterceptor(component), known))
-
-
-class KnownNode(NamedTuple):
-    """A node that a SuperLink knows."""
-
-    node_id: int
-    public_key: bytes
-    status: str
-    is_unregistered: bool
-    last_seen: float | None = None
-
-
-class SuperLinkControl:
-    """The calls with which Flower's own command line governs a SuperLink."""
-
-    def __init__(self, address: str, ca: bytes) -> None:
-        interceptors = (RuntimeVersionHttpInterceptor("flwr CLI"),)
-        self._client = ControlHttpClient.from_server_address(address, False, ca, interceptors)
-
-    def nodes(self) -> list[KnownNode]:
-        """List the nodes, with those that were unregistered."""
-        return [
-            KnownNode(
-                node.node_id, node.public_key, node.status, node.status == NodeStatus.UNREGISTERED, _last_seen(node)
-            )
-            for node in self._client.ListNodes(ListNodesRequest()).nodes_info
-        ]
-
-    def register(self, public_key: bytes, name: str) -> None:
-        self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name))
-
-    def unregister(self, node_id: int) -> None:
-        self._client.UnregisterNode(UnregisterNodeRequest(node_id=node_id))
-
-    def start_run(self, app: Path, settings: Mapping[str, str]) -> int:
-        """Submit the app in a folder with settings that stand over its own; give Flower's number of the run."""
-        built = build_fab_from_disk(app)
-        fab = fab_to_proto(Fab(hashlib.sha256(built).hexdigest(), built, {}))
-        request = StartRunRequest(fab=fab, override_config=user_config_to_proto(dict(settings)))
-        return int(self._client.StartRun(request).run_id)
-
-    def is_finished(self, run: int) -> bool:
-        """Say whether a run is over, however it ended."""
-        return not self._unfinished(ListRunsRequest(run_id=run))
-
-    def unfinished_runs(self, among: int) -> list[int]:
-        """List the runs that are not over among so many of the last."""
-        return self._unfinished(ListRunsRequest(limit=among))
-
-    def stop_run(self, run: int) -> None:
-        self._client.StopRun(StopRunRequest(run_id=run))
-
-    def close(self) -> None:
-        self._client.close()
-
-    def _unfinished(self, request: ListRunsRequest) -> list[int]:
-        found = self._client.ListRuns(request).run_dict
-        return [run for run, each in found.items() if each.status.status != Status.FINISHED]
-
-
-def _last_seen(node: NodeInfo) -> float | None:
-    """Give the time of the last heartbeat of a node that is there; of another, until when it counted as there."""
-    if not node.online_until:
-        return None
-    ahead = HEARTBEAT_PATIENCE * node.heartbeat_interval if node.status == NodeStatus.ONLINE else 0.0
-    return float(node.online_until - ahead)
 
 
 class NodeCalls:
@@ -371,6 +312,11 @@ def take_pauses(pauses: object) -> None:
     """Have a SuperNode of this process pause by an object that stands in the place of the module ``time``."""
     # Its loop sleeps for 3 seconds where there is no message, and for 0.5 where the reply to one is not there yet.
     vars(start_client_internal)["time"] = pauses
+
+
+def keep_connections(seconds: float = 60.0) -> None:
+    """Have clients of Flower's that this process makes keep a connection for the next call; httpx does for five."""
+    inspect.signature(httpx.Client).parameters["limits"].default.keepalive_expiry = seconds
 
 
 def hasten_objects(first: float = 0.05, longest: float = 1.0) -> None:

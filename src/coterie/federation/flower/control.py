@@ -13,8 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coterie.errors import ConfigError
 from coterie.federation.flower import processes
-from coterie.federation.flower._internals import SuperLinkControl, is_usable_key, stored_key
+from coterie.federation.flower._control_internals import SuperLinkControl
+from coterie.federation.flower._internals import is_usable_key, stored_key
 from coterie.federation.flower.certificates import to_openssh
+from coterie.federation.flower.superlink_door import HEADER, pass_of
 from coterie.federation.status import LastSeen
 
 _RUNS = 1000  # how many of the last runs to look at; those that a server left unfinished are among them
@@ -32,7 +34,7 @@ class Control:
     """
 
     def __init__(self, folder: Path, port: int) -> None:
-        self._address, self._ca = f"127.0.0.1:{port}", processes.internal_certificates(folder) / "ca.crt"
+        self._address, self._inside = f"127.0.0.1:{port}", processes.internal_certificates(folder)
 
     def enrol(self, keys: Mapping[str, str]) -> None:
         """Let in the nodes with these OpenSSH public keys, by the members' names, and no others."""
@@ -91,9 +93,13 @@ class Control:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[SuperLinkControl]:
         processes.avoid_proxies()
-        if not self._ca.exists():  # it is made when a server starts
-            raise ConfigError(f"the SuperLink at {self._address} does not answer: is the server running?")
-        superlink = SuperLinkControl(self._address, self._ca.read_bytes())
+        try:
+            ca, secret = ((self._inside / name).read_bytes() for name in ("ca.crt", "secret"))
+        except FileNotFoundError as error:  # they are made when a server starts
+            raise ConfigError(f"the SuperLink at {self._address} does not answer: is the server running?") from error
+        except PermissionError as error:
+            raise ConfigError(f"{self._inside} is for the server's user alone: run this as that user") from error
+        superlink = SuperLinkControl(self._address, ca, {HEADER: pass_of(secret)})
         try:
             yield superlink
         except httpx.HTTPStatusError as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import httpx
 from flwr.app import Error, Message
 
-from coterie.federation.flower._internals import NODE_RAISED, MessageTask, messages_of
+from coterie.federation.flower._internals import NODE_RAISED, MessageTask, keep_connections, messages_of
 from coterie.federation.flower.messages import block_of, content_of
 from coterie.federation.transport import Failure
 
@@ -44,6 +44,7 @@ class Executor:
 
     def __init__(self, address: str, ca: bytes, secret: bytes, handle: Callable[[bytes], bytes]) -> None:
         self._handle = handle
+        keep_connections()
         self._messages = messages_of(address, ca, secret)
         self._claimed: list[_Claimed] = []
 
@@ -126,7 +127,6 @@ class _Claimed:
             self._task.close()
 
     def _beat(self) -> None:
-        while not self._ended.is_set():
+        while not self._ended.wait(_HEARTBEAT):  # a claim is good for three times that
             with contextlib.suppress(httpx.HTTPError):  # the next may come through
                 self._task.heartbeat()
-            self._ended.wait(_HEARTBEAT)

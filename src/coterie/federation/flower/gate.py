@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import httpx
@@ -44,6 +44,8 @@ class Gate:
         The public keys of the members in OpenSSH's form.
     limit
         Bytes that a call may have.
+    headers
+        What the SuperLink knows the gate by.
     held
         Holds calls for messages until there may be one; ``None`` to pass them on at once.
     """
@@ -54,9 +56,11 @@ class Gate:
         ca: str,
         keys: Collection[str],
         limit: int,
+        headers: Mapping[str, str],
         held: HeldCalls | None = None,
     ) -> None:
         self._superlink, self._limit = superlink, limit
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._held = held
         self._signatures, self._claims = NodeSignatures(keys), key_claims.KeyClaims()
         self._context = ssl.create_default_context(cafile=ca)
@@ -94,7 +98,7 @@ class Gate:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                self._loop, limits = asyncio.get_running_loop(), httpx.Limits(max_connections=None)
+                self._loop, limits = asyncio.get_running_loop(), httpx.Limits(keepalive_expiry=60.0)
                 self._client = httpx.AsyncClient(verify=self._context, timeout=300.0, limits=limits, trust_env=False)
                 await send({"type": "lifespan.startup.complete"})
             else:
@@ -136,7 +140,9 @@ class Gate:
                 more = message.get("more_body", False)
 
         assert self._client is not None
-        headers = [(name, value) for name, value in scope["headers"] if name not in _NOT_FORWARDED]
+        own = {name for name, _ in self._headers}
+        headers = [(name, value) for name, value in scope["headers"] if name not in _NOT_FORWARDED | own]
+        headers += self._headers
         request = self._client.build_request("POST", self._superlink + scope["path"], headers=headers, content=body())
         try:
             response = await self._client.send(request, stream=True)

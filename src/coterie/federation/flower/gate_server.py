@@ -22,9 +22,11 @@ from coterie.federation.flower.expiry import read_certificate, warnings_of
 from coterie.federation.flower.gate import Gate
 from coterie.federation.flower.held_calls import HeldCalls
 from coterie.federation.flower.renewal import check_pair
+from coterie.federation.flower.superlink_door import HEADER, pass_of
 
 _LOOK = 1.0  # seconds between looks at the certificate and at what is behind the gate
 _DAY = 86400.0
+_KEEP_ALIVE = 75  # seconds that a node's connection stays open between two calls; longer than nodes keep it
 
 
 class GateServer:
@@ -57,9 +59,10 @@ class GateServer:
     ) -> None:
         self._folder, self._place, self._say = folder, place, say
         check_pair(folder)
-        ca = str(processes.internal_certificates(folder) / "ca.crt")
+        inside = processes.internal_certificates(folder)
+        known = {HEADER: pass_of((inside / "secret").read_bytes())}
         held = HeldCalls(of_messages(folder), of_replies(folder))
-        self._gate = Gate(f"https://127.0.0.1:{superlink_port}", ca, keys, limit, held)
+        self._gate = Gate(f"https://127.0.0.1:{superlink_port}", str(inside / "ca.crt"), keys, limit, known, held)
         self._files = folder / "server.crt", folder / "server.key"
         self._config = uvicorn.Config(
             self._gate,
@@ -70,6 +73,7 @@ class GateServer:
             ws="none",
             log_level="warning",
             lifespan="on",
+            timeout_keep_alive=_KEEP_ALIVE,
         )
         self._server = uvicorn.Server(self._config)
 

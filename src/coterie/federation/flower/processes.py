@@ -27,6 +27,9 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
+_SUPERLINK = "coterie.federation.flower.superlink_program"  # by its name, as importing Flower takes seconds
+
+
 def environment(home: Path, threads: int = 1) -> dict[str, str]:
     """Give the environment of everything that is started: Flower must neither phone home nor install anything."""
     beside = str(Path(sys.executable).parent)
@@ -64,7 +67,7 @@ def superlink(port: int, folder: Path) -> list[str]:
     """Give the command line of a SuperLink that only this machine reaches, and that starts no app itself."""
     inner = internal_certificates(folder)
     return [
-        _program("flower-superlink"),
+        *(sys.executable, "-P", "-m", _SUPERLINK),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--ssl-ca-certfile", str(inner / "ca.crt")),
         *("--ssl-certfile", str(inner / "server.crt"), "--ssl-keyfile", str(inner / "server.key")),

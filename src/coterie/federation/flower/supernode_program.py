@@ -37,9 +37,10 @@ def main() -> None:
     threading.excepthook = end
     folder = os.environ.get(FOLDER)
     if folder:
-        from coterie.federation.flower._internals import hasten_objects, take_pauses
+        from coterie.federation.flower._internals import hasten_objects, keep_connections, take_pauses
 
         hasten_objects()
+        keep_connections()
         take_pauses(NodePauses(of_node(Path(folder))))
     try:
         program.load()()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from coterie.algorithms.running_statistics import STATISTICS
 from coterie.compute.engine import Engine
 from coterie.models.batch_norm import statistics_state, use_plain_layers
+from coterie.models.own_buffers import probe_inputs
 from coterie.results.export.network_code import Form
 from coterie.results.export.standalone.forms import TwoExits, TwoHeads
 from coterie.rows import Layout, Rows
@@ -42,7 +43,7 @@ def _made(engine: Engine, rows: Rows, threshold: float) -> tuple[Form, nn.Module
     frozen = {id(value): value for value in problem.module.parameters() if not value.requires_grad}
     network = copy.deepcopy(problem.module, frozen)
     if STATISTICS in rows:
-        network.load_state_dict(statistics_state(problem.statistics, rows[STATISTICS]), strict=False)
+        network.load_state_dict(statistics_state(problem.module, rows[STATISTICS]), strict=False)
         rows = {name: value for name, value in rows.items() if name != STATISTICS}
     use_plain_layers(network)
     if rows.keys() == {"w"} and rows["w"].shape == (problem.layout.size,):
@@ -78,9 +79,6 @@ def _load(module: nn.Module, row: Tensor) -> None:
 
 def _probes(engine: Engine) -> Tensor:
     """Make samples on which two ways to predict would differ."""
-    like = engine.samples.x[:1].expand(_PROBES, *engine.samples.x.shape[1:])
-    count = torch.arange(like.numel(), device=like.device).view(like.shape)
-    if like.dtype == torch.int64:
-        words = [each.num_embeddings for each in engine.problem.module.modules() if isinstance(each, nn.Embedding)]
-        return count % min(words, default=1)
-    return torch.sin(count.to(engine.samples.dtype) * 1.7) * 2
+    words = engine.samples.x.dtype == torch.int64
+    shape = tuple(engine.samples.x.shape[1:])
+    return probe_inputs(engine.problem.module, shape, words, engine.samples.dtype, engine.device, _PROBES)

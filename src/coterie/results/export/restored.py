@@ -76,6 +76,7 @@ class RestoredRun:
             "device": "cpu",
             "engine": "batched",
             "keep": "auto",
+            "keep_samples": "auto",
             "scratch": None,
         }
         here |= {"precision": "float32", "compile": False, "kernel": "auto", "convolution": "auto", "chunk": None}

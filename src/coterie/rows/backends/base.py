@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.rows._collectives import Collectives
+from coterie.rows.host_copies import on_device, on_host
 
 
 class RowIndex:
@@ -31,12 +32,14 @@ class RowIndex:
 
     @classmethod
     def from_host(cls, numbers: Tensor, device: torch.device) -> RowIndex:
-        return cls(numbers.to(device), numbers)
+        return cls(on_device(numbers, device), numbers)
 
     @classmethod
     def of(cls, index: Tensor, device: torch.device) -> RowIndex:
         """Flatten row numbers of any shape and integer type."""
-        return cls(index.reshape(-1).to(device, torch.int64))
+        if index.dim() != 1:
+            index = index.reshape(-1)
+        return cls(index.to(device, torch.int64), on_host(index).long() if index.device != device else None)
 
     def __len__(self) -> int:
         return len(self.on_device)
@@ -44,7 +47,7 @@ class RowIndex:
     @property
     def on_host(self) -> Tensor:
         if self._on_host is None:
-            self._on_host = self.on_device.cpu()
+            self._on_host = on_host(self.on_device)
         return self._on_host
 
     def find_in(self, other: RowIndex) -> tuple[Tensor, Tensor]:

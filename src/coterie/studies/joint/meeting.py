@@ -2,7 +2,7 @@
 
 A run goes on until it asks the engine for something, or ends. When all have, what they ask alike is computed in one
 call, and they go on, one after the other. So whatever a run does is done in an order that does not depend on chance,
-and no two runs are ever at work at the same time.
+and no two runs are ever at work at the same time, but for what each writes to its own folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from coterie.algorithms.contract import checked_predict
 from coterie.compute.joint import (
     JointEngine,
     OutputsAsk,
+    PredictAsk,
     SampleStore,
+    TaskAnswer,
     TaskAsk,
     fit,
     same_net,
@@ -33,7 +35,7 @@ from coterie.data.shelf import DatasetShelf
 from coterie.errors import Interrupted
 from coterie.simulation.measurement import Measured, Measurement, Targets, measured, targets_end_to_end
 from coterie.simulation.processes import OneProcess
-from coterie.studies.joint.seat import MeasureAsk, Seat
+from coterie.studies.joint.seat import MeasureAsk, Seat, WriteAsk
 
 _TARGETS = 16  # sets of runs whose targets are kept end to end
 
@@ -46,7 +48,7 @@ class Meeting:
     stopped_by
         The signal by which the user asked for a stop, ``None`` if there was none.
     store, datasets, made
-        The samples of all runs, the data sets that they come from, and what was made of objects that they share.
+        The samples of all runs, the data sets that they come from, and what else was made once for all.
     """
 
     joins_models: bool = False
@@ -55,7 +57,7 @@ class Meeting:
     def __init__(self) -> None:
         self.stopped_by: int | None = None
         self.store, self.datasets = SampleStore(), DatasetShelf()
-        self.made: dict[int, tuple[object, Any]] = {}  # by the address of the object, which is held
+        self.made: dict[Hashable, Any] = {}
         self._seats: list[Seat] = []
         self._engines: dict[Seat, tuple[JointEngine, int]] = {}
         self._at_once = self._undoable = False
@@ -121,6 +123,13 @@ class Meeting:
                 self._engines |= {seat: (engine, place) for place, seat in enumerate(joined)}
 
     def _answer(self, seats: Sequence[Seat]) -> None:
+        writing = [(seat, seat.ask) for seat in seats if isinstance(seat.ask, WriteAsk)]
+        for seat, ask in writing:  # whatever the user wishes: what is being written is written to its end
+            ask.done.wait()
+            seat.seconds += ask.seconds
+            seat.answer(None)
+        if writing:
+            return
         if self.stopped_by is not None and (self._at_once or _in_round(seats[0])):
             for seat in seats:
                 seat.refuse(KeyboardInterrupt())
@@ -215,10 +224,13 @@ def _in_round(seat: Seat) -> bool:
 
 
 def _stage(seat: Seat) -> tuple[bool, int]:
-    """Say what comes first: evaluations before rounds, and the last exchanges of a round before the first.
+    """Say what comes first: writing, evaluations before rounds, and the last exchanges of a round before the first.
 
-    So runs wait for each other at the beginning of a round, whatever they asked for in the one before.
+    So runs wait for each other at the beginning of a round, whatever they asked for in the one before. While some
+    write, all others have come to ask for something or write too.
     """
+    if isinstance(seat.ask, WriteAsk):
+        return False, -1
     if not isinstance(seat.ask, TaskAsk) or seat.ask.call.purpose != "round":
         return False, 0
     return True, -seat.ask.call.exchange
@@ -242,10 +254,10 @@ def _alone(seat: Seat) -> Any:
     assert engine is not None
     if isinstance(ask, TaskAsk):
         with torch.no_grad():
-            return engine.run(ask.task, ask.clients, ask.state, ask.message, ask.call)
+            return TaskAnswer(*engine.run(ask.task, ask.clients, ask.state, ask.message, ask.call))
     if isinstance(ask, MeasureAsk):
         return measured(engine, [ask.wanted], [ask.wanted.outputs(engine)])[0]
-    assert ask is not None
+    assert isinstance(ask, PredictAsk)
     return engine.predict_all(ask.predict, ask.rows, ask.clients, ask.splits, ask.shared)
 
 

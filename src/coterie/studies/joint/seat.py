@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,7 +39,25 @@ class MeasureAsk:
         return self.wanted.targets.clients
 
 
-AnyAsk = TaskAsk | PredictAsk | MeasureAsk
+class WriteAsk:
+    """A run that writes its folder, in its own thread while others go on; it is answered when that is done.
+
+    Attributes
+    ----------
+    done
+        Set when it is.
+    seconds
+        How long it took.
+    clients
+        None, for whom nothing is computed.
+    """
+
+    def __init__(self) -> None:
+        self.done, self.seconds = threading.Event(), 0.0
+        self.clients: tuple[()] = ()
+
+
+AnyAsk = TaskAsk | PredictAsk | MeasureAsk | WriteAsk
 
 
 class Seat:
@@ -82,6 +100,7 @@ class Seat:
         self._go.acquire()
         self._back.acquire()
         self._since: float | None = None
+        self._beside: float | None = None
         self._thread = threading.Thread(target=self._play, daemon=True)
 
     # ----------------------------------------------------------------------------------------- called by the meeting
@@ -120,9 +139,28 @@ class Seat:
             raise refusal
         return answer
 
+    def go_beside(self, work: Callable[[], None]) -> None:
+        """Do something that needs nothing of others and changes nothing of theirs, while they go on."""
+        switches, ask = matrix_units.switches(), WriteAsk()
+        self._beside = time.perf_counter()
+        self.ask = ask
+        self._back.release()
+        failed: BaseException | None = None
+        try:
+            work()
+        except BaseException as error:
+            failed = error
+        ask.seconds, self._beside = time.perf_counter() - self._beside, None
+        ask.done.set()
+        self._go.acquire()
+        matrix_units.switch_to(switches)
+        if failed is not None:
+            raise failed
+
     def clock(self) -> float:
         """Give the seconds that this run has been at work."""
-        return self.seconds + (0.0 if self._since is None else time.perf_counter() - self._since)
+        now = time.perf_counter()
+        return self.seconds + sum(now - since for since in (self._since, self._beside) if since is not None)
 
     def _play(self) -> None:
         self._go.acquire()
@@ -146,12 +184,12 @@ class SeatedProcess(OneProcess):
         """Load a data set, or give the one that an earlier run loaded."""
         return self._meeting.datasets.load(name, data_dir=data_dir, seed=seed)
 
-    def once(self, of: object, make: Callable[[], Result]) -> Result:
-        """Make something of an object, or give what an earlier run made of it."""
+    def once(self, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Make something that a key decides, or give what an earlier run made."""
         made = self._meeting.made
-        if id(of) not in made:
-            made[id(of)] = of, make()
-        found: Result = made[id(of)][1]
+        if key not in made:
+            made[key] = make()
+        found: Result = made[key]
         return found
 
     def hold(self, samples: Samples) -> Samples:
@@ -178,6 +216,10 @@ class SeatedProcess(OneProcess):
             return super().measure(engine, wanted)
         found: Measured = self._seat.wait_for(MeasureAsk(wanted))
         return found
+
+    def beside(self, work: Callable[[], None]) -> None:
+        """Write the run's folder while others go on, who may write theirs."""
+        self._seat.go_beside(work)
 
     def any(self, flag: bool) -> bool:
         """Say whether the user has asked for a stop."""

@@ -161,7 +161,7 @@ def _cell(outcome: PartOutcome, address: Address, setting: str) -> CellName:
 
 
 def _number(outcome: PartOutcome, name: CellName, of_paper: bool) -> Estimate:
-    method = outcome.plan.titles[name.method]
+    method = outcome.plan.titles.get(name.method, name.method)  # it may not have been run
     where = f"{method} | {name.reading}" + (f" | {name.setting}" if name.setting else "")
     if of_paper:
         if name not in outcome.theirs:

@@ -1,0 +1,520 @@
+"""Many recipes, and other commands, on one machine: so many processes at a time, a deadline, results gathered.
+
+    python benchmarks/run_recipes.py JOBS.yaml --work WORK --out RESULTS --processes 14 --deadline 1100
+
+A round of small models on a GPU is mostly work of the host, so that several processes with one thread each share the
+GPU with gain. ``JOBS.yaml`` lists what is to be run::
+
+    defaults: {device: cuda, precision: tf32}   # what every recipe's entry has, unless it says otherwise
+    jobs:
+      - recipe: flame-table3-label      # one job for each part,
+        parts: [mnist, fmnist]          # of these, or of all that the recipe has,
+        split: seeds                    # and for each seed, since it is long; or for each method, or [seeds, methods]
+        methods: [FLAME, Ditto]         # of these methods only
+        priority: 2                     # smaller is earlier; 5 by default
+        needs: data/there               # it waits until this file is there
+      - recipe: flame-figure9
+        over: {eval_every: 10}          # values over the plan's own, as of rounds, seeds or device
+        quick: true                     # the recipe's quick version
+      - name: board                     # any command; {work} and {python} stand for the folder and the interpreter
+        command: ["{python}", -m, coterie, compare, plan.yaml, --out, "{work}/board"]
+        files: ["{work}/board/table.md"]  # copied to RESULTS/board when it has ended, whatever way; patterns with *
+        seconds: 120                    # how long it takes, about; of recipes it is taken from their rounds
+        slots: 2                        # how many processes it is, 1 by default
+
+Within a priority the longest come first. A job that is finished is not run again by the same command, and one that was
+stopped goes on; one that failed is tried once more when all others have begun. As soon as all jobs of an entry's part
+have ended, the runs that the recipe has by then are put together and read: ``RESULTS/NAME.json`` and ``.md``, of the
+methods and seeds whose runs are all finished, and likewise of every recipe that is read off the same runs. Where some
+methods have more seeds than others, these methods alone are read. At the deadline what is running is stopped, and what
+is finished is read once more. ``WORK/log.txt``, copied to ``RESULTS``, says what became of each job;
+``WORK/jobs/NAME.txt`` is what it printed.
+
+A checkpoint is only written at the end of a run (unless ``over`` says otherwise) and removed at once when the run is
+finished: those of thousands of runs would fill the disk, and what is read off a run does not need them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coterie.errors import ConfigError, CoterieError, UnknownName
+from coterie.memory import keep_freed_memory
+from coterie.runs.storage.atomic_files import read_json, write_json, write_text
+from coterie.studies import recipes
+from coterie.studies.recipes.registry import BOOK
+from coterie.studies.recipes.runner import chosen_parts
+
+HOST = 0.01  # seconds of a process's time that a run's round takes, about
+STARTING = 10.0  # and a process until its first round
+ENTRY = {"recipe", "parts", "methods", "split", "over", "quick", "priority", "seconds", "needs", "device", "precision"}
+COMMAND = {"name", "command", "files", "priority", "seconds", "slots", "needs"}
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process: a part of a recipe with some of its seeds, or a command."""
+
+    name: str
+    priority: int = 5
+    seconds: float = 60.0
+    slots: int = 1
+    needs: str = ""
+    recipe: str = ""
+    part: str = ""
+    quick: bool = False
+    over: Mapping[str, Any] = field(default_factory=dict)
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    command: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """What is gathered together: a recipe's name, with its quick version apart."""
+        return f"{self.recipe}-quick" if self.quick else self.recipe
+
+
+def read_jobs(*paths: Path) -> list[Job]:
+    """Read lists of jobs."""
+    found: list[Job] = []
+    for path in paths:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict) or not isinstance(values.get("jobs"), list):
+            raise ConfigError(f"{path} must have a list of jobs under `jobs`")
+        common = values.get("defaults", {})
+        for entry in values["jobs"]:
+            found += list(_of_recipe({**common, **entry}) if "recipe" in entry else [_command(entry)])
+    names = [job.name for job in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"the jobs {', '.join(twice)} are there twice: give each once")
+    return found
+
+
+def _command(entry: Mapping[str, Any]) -> Job:
+    unknown = sorted(set(entry) - COMMAND)
+    if unknown or "name" not in entry or "command" not in entry:
+        raise ConfigError(f"a job has {', '.join(unknown or entry)}, but must have recipe, or name and command")
+    own = {name: tuple(map(str, entry.get(name, ()))) for name in ("command", "files")}
+    return Job(**{**entry, **own})
+
+
+def _of_recipe(entry: Mapping[str, Any]) -> Iterator[Job]:
+    unknown = sorted(set(entry) - ENTRY)
+    if unknown:
+        raise ConfigError(f"the job of {entry['recipe']} has {', '.join(unknown)}, but may have {', '.join(ENTRY)}")
+    recipe, quick = recipes.load(entry["recipe"]), bool(entry.get("quick"))
+    over = {name: entry[name] for name in ("device", "precision") if name in entry} | dict(entry.get("over", {}))
+    for part in chosen_parts(recipe, entry.get("parts", ()), quick):
+        plan = recipes.planned(part, quick=quick, over=over)
+        rounds = plan.runs[0].config.rounds
+        methods = tuple(entry.get("methods", plan.methods))
+        for method in methods:
+            if method not in plan.methods:
+                raise UnknownName(f"method of {recipe.name} called", method, plan.methods)
+        split = entry.get("split", ())
+        split = {split} if isinstance(split, str) else set(split)
+        if not split <= {"seeds", "methods"}:
+            raise ConfigError(f"split of {recipe.name} is {', '.join(split)}, but may be seeds, methods or both")
+        for seeds in [(seed,) for seed in plan.seeds] if "seeds" in split else [tuple(plan.seeds)]:
+            for some in [(method,) for method in methods] if "methods" in split else [methods]:
+                runs = [run for run in plan.runs if run.method in some and run.config.seed in seeds]
+                yield Job(
+                    _job_name(recipe.name, quick, part.name, some if some != plan.methods else (), seeds, plan.seeds),
+                    int(entry.get("priority", 5)),
+                    float(entry.get("seconds", STARTING + HOST * len(runs) * rounds)),
+                    needs=str(entry.get("needs", "")),
+                    recipe=recipe.name,
+                    part=part.name,
+                    quick=quick,
+                    over={"checkpoint_every": rounds, **over},
+                    methods=some,
+                    seeds=seeds,
+                )
+
+
+def _job_name(
+    recipe: str, quick: bool, part: str, methods: Sequence[str], seeds: Sequence[int], all_seeds: Sequence[int]
+) -> str:
+    words = [recipe, *(["quick"] if quick else []), part, *methods]
+    return re.sub(r"[^\w.-]+", "_", "-".join([*words, *(map(str, seeds) if len(seeds) < len(all_seeds) else ())]))
+
+
+def _plan_over(job: Job, methods: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """Give what stands over a part's plan for some of its methods and seeds."""
+    part = recipes.load(job.recipe).part(job.part)
+    listed = {**part.plan, **(part.quick or {} if job.quick else {}), **job.over}["methods"]
+    plan = recipes.planned(part, quick=job.quick, over=job.over)
+    chosen = [each for each, name in zip(listed, plan.methods, strict=True) if name in methods]
+    return {**job.over, "methods": chosen, "seeds": list(seeds)}
+
+
+# ------------------------------------------------------------------------------------------------------ in a process
+
+
+def play(job: Job, work: Path) -> int:
+    """Run one job of a recipe in this process."""
+    keep_freed_memory()
+    outcome = recipes.run_recipe(
+        recipes.load(job.recipe),
+        work / "jobs" / job.name,
+        quick=job.quick,
+        parts=[job.part],
+        over=_plan_over(job, job.methods, job.seeds),
+        progress=False,
+        tell=print,
+    )
+    print("\n".join(outcome.failures))
+    return 1 if outcome.failures else 0
+
+
+def gather(jobs: Sequence[Job], work: Path, out: Path) -> int:
+    """Put the runs of a recipe's jobs together, and write what is read off those seeds that are complete."""
+    folder = work / "gathered" / jobs[0].group
+    over = {part: _complete([job for job in jobs if job.part == part], work, folder / part) for part in _parts(jobs)}
+    for name in [jobs[0].recipe, *_read_off(jobs[0].recipe)]:
+        recipe = recipes.load(name)
+        like = {part.name: _likes(name, part) for part in recipe.parts}
+        ended: list[recipes.PartOutcome] = []
+        for part in recipe.parts:
+            source = like[part.name].rpartition("/")[2]
+            if like[part.name].startswith(f"{jobs[0].recipe}/") and over.get(source):
+                where = _beside(folder, source, part.name)
+                found = recipes.run_recipe(
+                    recipe, where, quick=jobs[0].quick, parts=[part.name], over=over[source], progress=False
+                )
+                ended += found.parts
+                print("\n".join(found.failures))
+        if not ended:
+            print(f"no seed of {name} is complete")
+            continue
+        verdicts = [_of_those_run(verdict, ended, jobs[0]) for verdict in recipes.judge(recipe, ended, jobs[0].quick)]
+        outcome = recipes.RecipeOutcome(recipe, jobs[0].quick, tuple(ended), tuple(verdicts))
+        stem = f"{name}-quick" if jobs[0].quick else name
+        write_json(out / f"{stem}.json", recipes.plain(outcome))
+        write_text(out / f"{stem}.md", recipes.markdown(outcome))
+        print(f"{stem}: {', '.join(f'{part.part.name} {len(part.plan.seeds)} seeds' for part in ended)}")
+    return 0
+
+
+def _of_those_run(verdict: recipes.Verdict, ended: Sequence[recipes.PartOutcome], job: Job) -> recipes.Verdict:
+    """Leave open what is said of all methods where not all of them were run."""
+    named = {address.method for term in verdict.criterion.terms for address in term.cells}
+    every = [{*recipes.planned(found.part, quick=job.quick, over=job.over).methods} for found in ended]
+    lacking = [
+        methods - {*found.plan.methods, *verdict.criterion.leave_out}
+        for found, methods in zip(ended, every, strict=True)
+    ]
+    if "*" not in named or not any(lacking):
+        return verdict
+    why = recipes.Finding("", "", None, None, "not all methods were run")
+    return recipes.Verdict(verdict.criterion, "open" if verdict.status != "left out" else "left out", (why,))
+
+
+def _parts(jobs: Sequence[Job]) -> list[str]:
+    return list(dict.fromkeys(job.part for job in jobs))
+
+
+def _likes(name: str, part: recipes.RecipePart) -> str:
+    """Say whose runs a part is read off, its own if no other's."""
+    return part.like or f"{name}/{part.name}"
+
+
+def _read_off(name: str) -> list[str]:
+    """Name the recipes that are read off another's runs."""
+    return sorted(path.stem for path in BOOK.glob("*.yaml") if f"like: {name}/" in path.read_text(encoding="utf-8"))
+
+
+def _beside(folder: Path, source: str, part: str) -> Path:
+    """Give the folder in which a part finds its runs under its own name."""
+    if source == part:
+        return folder
+    other = folder / f".{part}"
+    other.mkdir(parents=True, exist_ok=True)
+    if not (other / part).exists():
+        (other / part).symlink_to(folder / source)
+    return other
+
+
+def _complete(jobs: Sequence[Job], work: Path, folder: Path) -> dict[str, Any]:
+    """Lay out the finished runs of a part as one comparison; give what stands over its plan, nothing if none is."""
+    part = recipes.load(jobs[0].recipe).part(jobs[0].part)
+    plan = recipes.planned(part, quick=jobs[0].quick, over=jobs[0].over)
+    ended: dict[str, Path] = {}
+    diverged: dict[str, str] = {}
+    for job in jobs:
+        place = work / "jobs" / job.name / job.part
+        diverged |= read_json(place / "diverged.json") if (place / "diverged.json").exists() else {}
+        ended |= {path.parent.name: path.parent for path in place.glob("runs/*/summary.json")}
+    left = {(run.method, run.config.seed) for run in plan.runs if run.name not in ended and run.name not in diverged}
+    seeds_of = {method: [seed for seed in plan.seeds if (method, seed) not in left] for method in plan.methods}
+    most = max(map(len, seeds_of.values()))
+    if most == 0:
+        return {}
+    methods = [method for method, seeds in seeds_of.items() if len(seeds) == most]
+    common = [seed for seed in plan.seeds if all(seed in seeds_of[method] for method in methods)]
+    if not common:
+        return {}
+    over = _plan_over(jobs[0], methods, common)
+    plan = recipes.planned(part, quick=jobs[0].quick, over=over)
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "runs").mkdir(parents=True)
+    names = {run.name for run in plan.runs}
+    for name in names & set(ended):
+        (folder / "runs" / name).symlink_to(ended[name].resolve())
+    write_json(folder / "diverged.json", {name: why for name, why in diverged.items() if name in names})
+    write_text(folder / "plan.yaml", yaml.safe_dump(plan.plain(), sort_keys=False, allow_unicode=True))
+    return over
+
+
+# ------------------------------------------------------------------------------------------------------- side by side
+
+
+class Driver:
+    """Starts jobs, so many at a time, and gathers what they leave."""
+
+    def __init__(self, jobs: Sequence[Job], work: Path, out: Path, processes: int, deadline: float, grace: float):
+        self.jobs, self.work, self.out = list(jobs), work, out
+        self.slots, self.grace = processes, grace
+        self.began = time.monotonic()
+        self.deadline = self.began + deadline
+        self.running: dict[str, tuple[subprocess.Popen[bytes], int, float]] = {}
+        self.stopping = False
+        self._pruned: set[Path] = set()
+        self._unread: set[str] = set()  # recipes with runs that have not been gathered
+        self._wanted: set[str] = set()  # and those to be gathered now
+        self._told = self._looked = self.began
+        for folder in (work / "jobs", out):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_json(work / "jobs.json", {"jobs": [asdict(job) for job in jobs]})
+
+    def log(self, sentence: str) -> None:
+        """Write a line of the log."""
+        line = f"{time.strftime('%H:%M:%S')} {time.monotonic() - self.began:7.1f} s  {sentence}"
+        print(line, flush=True)
+        with (self.work / "log.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+        shutil.copyfile(self.work / "log.txt", self.out / "log.txt")
+
+    def done(self, job: Job) -> Path:
+        """Give the file that says that a job is finished."""
+        return self.work / "jobs" / f"{job.name}.done"
+
+    def run(self) -> int:
+        """Run all that is left; give how many jobs failed or were stopped."""
+        order = sorted(self.jobs, key=lambda job: (job.priority, -job.seconds))
+        waiting = [job for job in order if not self.done(job).exists()]
+        known = {job.name: job for job in self.jobs}
+        self._unread = {job.group for job in self.jobs if job.recipe and self._has_runs(job)}
+        lost: dict[str, str] = {}
+        again: set[str] = set()
+        self.log(f"{len(self.jobs)} jobs, {len(self.jobs) - len(waiting)} of them finished, {self.slots} at a time")
+        while (waiting or self.running or self._wanted) and not self.stopping and time.monotonic() < self.deadline:
+            while (job := self._next(waiting)) is not None:
+                waiting.remove(job)
+                self._start(job)
+            time.sleep(0.2)
+            self._prune()
+            self._tell(len(waiting))
+            for name in self._ended():
+                code = self._close(name)
+                job = known.get(name)
+                if job is None:
+                    continue
+                if code:
+                    self.log(f"{name} failed with {code}: {self._tail(name)}")
+                    if name not in again:
+                        again.add(name)
+                        waiting.append(job)
+                        continue
+                    lost[name] = f"failed with {code}"
+                else:
+                    self.done(job).touch()
+                self._copy(job)
+                self._unread |= {job.group} if job.recipe else set()
+                mates = [each for each in self._of(job.group) if (each.part, each.priority) == (job.part, job.priority)]
+                if job.recipe and all(each.name in lost or self.done(each).exists() for each in mates):
+                    self._wanted.add(job.group)
+            self._gather(self._wanted)
+        stopped = [name for name in self.running if name in known]
+        self._stop(stopped)
+        for name in stopped:
+            lost[name] = "was stopped"
+            self._copy(known[name])
+        lost |= {job.name: "failed" if job.name in again else "was not begun" for job in waiting}
+        self._unread |= {known[name].group for name in stopped if self._has_runs(known[name])}
+        while self._unread or self.running:
+            self._gather(self._unread)
+            time.sleep(0.2)
+            for name in self._ended():
+                self._close(name)
+        for name, why in lost.items():
+            self.log(f"{name} {why}")
+        self.log(f"{len(self.jobs) - len(lost)} of {len(self.jobs)} jobs are finished")
+        return len(lost)
+
+    def _next(self, waiting: Sequence[Job]) -> Job | None:
+        """Give the first job that has what it needs, if there is room for it."""
+        job = next((job for job in waiting if not job.needs or Path(job.needs).exists()), None)
+        room = job is not None and (not self.running or self._taken() + job.slots <= self.slots)
+        return job if room else None
+
+    def _of(self, group: str) -> list[Job]:
+        return [job for job in self.jobs if job.group == group and job.recipe]
+
+    def _taken(self) -> int:
+        return sum(slots for _, slots, _ in self.running.values())
+
+    def _start(self, job: Job) -> None:
+        if job.recipe:
+            command = [sys.executable, __file__, "--play", job.name, "--work", str(self.work)]
+        else:
+            command = [self._filled(word) for word in job.command]
+        self._begin(job.name, command, job.slots)
+        self.log(f"{job.name} begins, about {job.seconds:.0f} s")
+
+    def _filled(self, word: str) -> str:
+        return word.replace("{work}", str(self.work)).replace("{python}", sys.executable)
+
+    def _gather(self, groups: set[str]) -> None:
+        """Begin to gather recipes, each of them once at a time."""
+        for group in sorted(groups):
+            if f"gather-{group}" not in self.running and self._taken() < self.slots:
+                self._unread.discard(group)
+                self._wanted.discard(group)
+                command = [sys.executable, __file__, "--gather", group, "--work", str(self.work)]
+                self._begin(f"gather-{group}", [*command, "--out", str(self.out)], 1)
+
+    def _begin(self, name: str, command: Sequence[str], slots: int) -> None:
+        one = dict.fromkeys(THREADS, "1")
+        with (self.work / "jobs" / f"{name}.txt").open("ab") as printed:
+            process = subprocess.Popen(
+                command, stdout=printed, stderr=subprocess.STDOUT, env={**os.environ, **one}, start_new_session=True
+            )
+        self.running[name] = (process, slots, time.monotonic())
+
+    def _ended(self) -> list[str]:
+        return [name for name, (process, _, _) in self.running.items() if process.poll() is not None]
+
+    def _close(self, name: str) -> int:
+        process, _, began = self.running.pop(name)
+        code = process.wait()
+        what = self._tail(name) if name.startswith("gather-") else "ended"
+        self.log(f"{name}: {what}, {time.monotonic() - began:.1f} s")
+        return code
+
+    def _tail(self, name: str) -> str:
+        path = self.work / "jobs" / f"{name}.txt"
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+        return " / ".join([line for line in lines if line.strip()][-3:])[-600:]
+
+    def _copy(self, job: Job) -> None:
+        for pattern in job.files:
+            for found in glob.glob(self._filled(pattern)):
+                (self.out / job.name).mkdir(parents=True, exist_ok=True)
+                shutil.copy2(found, self.out / job.name)
+
+    def _prune(self) -> None:
+        """Remove the checkpoints of runs that are finished, now and then."""
+        if time.monotonic() - self._looked < 2:
+            return
+        self._looked = time.monotonic()
+        for summary in glob.iglob(f"{self.work}/jobs/*/*/runs/*/summary.json"):
+            path = Path(summary).parent
+            if path not in self._pruned:
+                self._pruned.add(path)
+                shutil.rmtree(path / "checkpoint", ignore_errors=True)
+
+    def _tell(self, waiting: int) -> None:
+        if time.monotonic() - self._told >= 30:
+            self._told = time.monotonic()
+            free = shutil.disk_usage(self.work).free / 2**30
+            self.log(f"{len(self.running)} running, {waiting} waiting, {len(self._pruned)} runs, {free:.0f} GiB free")
+
+    def _stop(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        self.log(f"the time is up: {len(names)} jobs are stopped")
+        for way, seconds in ((signal.SIGTERM, self.grace), (signal.SIGKILL, 5.0)):
+            for name in names:
+                process = self.running[name][0]
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, way)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until and any(self.running[name][0].poll() is None for name in names):
+                self._prune()
+                time.sleep(0.2)
+        for name in names:
+            self.running.pop(name)
+
+    def _has_runs(self, job: Job) -> bool:
+        return any((self.work / "jobs" / job.name).glob("*/runs/*/summary.json"))
+
+    def stop(self, number: int, frame: object) -> None:
+        """Stop as at the deadline."""
+        self.stopping = True
+
+
+def _again(work: Path) -> list[Job]:
+    tuples = ("methods", "seeds", "command", "files")
+    found = json.loads((work / "jobs.json").read_text(encoding="utf-8"))["jobs"]
+    return [Job(**{**values, **{name: tuple(values[name]) for name in tuples}}) for values in found]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a list of jobs, or, in a process of its own, one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", type=Path, nargs="*", help="lists of jobs")
+    parser.add_argument("--work", type=Path, required=True, help="folder for runs and logs; the same goes on")
+    parser.add_argument("--out", type=Path, help="folder for results; WORK/results by default")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at a time")
+    parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds after which all is stopped")
+    parser.add_argument("--grace", type=float, default=20.0, help="seconds that a stopped job has to keep its state")
+    parser.add_argument("--list", action="store_true", help="print the jobs in their order, with estimates, and stop")
+    parser.add_argument("--play", metavar="JOB", help=argparse.SUPPRESS)
+    parser.add_argument("--gather", metavar="RECIPE", help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    work = args.work.resolve()
+    out = (args.out or work / "results").resolve()
+    try:
+        if args.play:
+            return play(next(job for job in _again(work) if job.name == args.play), work)
+        if args.gather:
+            return gather([job for job in _again(work) if job.recipe and job.group == args.gather], work, out)
+        if not args.jobs:
+            parser.error("a list of jobs is needed")
+        jobs = read_jobs(*args.jobs)
+    except CoterieError as error:
+        parser.error(str(error))
+    if args.list:
+        for job in sorted(jobs, key=lambda job: (job.priority, -job.seconds)):
+            print(f"{job.priority:3d} {job.seconds:8.0f} s  {job.name}")
+        print(f"{sum(job.seconds * job.slots for job in jobs):,.0f} s in {len(jobs)} jobs")
+        return 0
+    driver = Driver(jobs, work, out, args.processes, args.deadline, args.grace)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, driver.stop)
+    return 1 if driver.run() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Playing the protocol: a comparison for each method in each setting, of which its entry is kept.
+
+::
+
+    DIR/SETTING/METHOD.json      the entry: finished, and not repeated
+    DIR/SETTING/METHOD/          the runs until then, with which the same command goes on
+
+Several processes may play in one folder, each its own methods or settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coterie.algorithms import registry
+from coterie.errors import RunFolderError
+from coterie.runs.storage.atomic_files import write_text
+from coterie.studies.comparison import ComparisonPlan, compare, load_results
+from coterie.studies.leaderboard.entries import Entry, make_entry, read_entry
+from coterie.studies.leaderboard.protocol import LeaderboardProtocol
+
+Tell = Callable[[str], None]
+"""Told one sentence at a time what is going on."""
+
+
+def play(
+    protocol: LeaderboardProtocol,
+    settings: Sequence[str],
+    methods: Sequence[str],
+    folder: Path,
+    *,
+    over: Mapping[str, Any] | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
+    keep_runs: bool = False,
+    progress: bool = False,
+    tell: Tell = lambda sentence: None,
+) -> list[Entry]:
+    """Play methods in settings, and give their entries; what is finished is not repeated.
+
+    ``over`` stands over the protocol's own values, for a trial with fewer rounds or seeds.
+    """
+    found = []
+    for setting in [protocol.setting(name) for name in settings]:
+        for method in methods:
+            algorithm = registry.get(method)
+            name = algorithm.name
+            if setting.model == "newcomer" and not algorithm.has_personal:
+                tell(f"{setting.name}: {name} has no personal models, which newcomers would get")
+                continue
+            path = folder / setting.name / f"{name}.json"
+            plan = protocol.plan(setting, method, over)
+            if path.exists():
+                found.append(_finished(path, plan))
+                continue
+            tell(f"{setting.name}: {name}")
+            runs = folder / setting.name / name
+            compare(plan, runs, data_dir=data_dir, jobs=jobs, progress=progress)
+            found.append(make_entry(setting, plan, load_results(plan, runs)))
+            write_text(path, json.dumps(found[-1].plain()) + "\n")
+            if not keep_runs:
+                shutil.rmtree(runs)
+    return found
+
+
+def _finished(path: Path, plan: ComparisonPlan) -> Entry:
+    entry, rounds = read_entry(path), plan.runs[0].config.rounds
+    if (entry.rounds, entry.seeds) != (rounds, plan.seeds):
+        raise RunFolderError(
+            f"{path} is of {entry.rounds} rounds with the seeds {_listed(entry.seeds)}, not of {rounds} with "
+            f"{_listed(plan.seeds)}: choose another --out"
+        )
+    return entry
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def read_entries(folder: Path) -> list[Entry]:
+    """Read all entries of a folder."""
+    return [read_entry(path) for path in sorted(folder.glob("*/*.json"))]

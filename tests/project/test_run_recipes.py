@@ -1,0 +1,142 @@
+"""Many recipes side by side: what is split by seeds and put together again is what one command gives."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from coterie.errors import ConfigError
+from coterie.studies import recipes
+
+PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks/run_recipes.py"
+RECIPE = recipes.load("fedpg-table2")
+OVER = {"rounds": 2, "eval_every": 1, "clients": 6}
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    place = importlib.util.spec_from_file_location("run_recipes", PROGRAM)
+    assert place is not None and place.loader is not None
+    program = importlib.util.module_from_spec(place)
+    monkeypatch.setitem(sys.modules, "run_recipes", program)  # dataclasses look their module up
+    place.loader.exec_module(program)
+    return program
+
+
+def jobs_file(folder: Path, *jobs: dict[str, Any]) -> Path:
+    path = folder / "jobs.yaml"
+    path.write_text(yaml.safe_dump({"defaults": {"device": "cpu"}, "jobs": list(jobs)}))
+    return path
+
+
+def listed(driver: ModuleType, folder: Path, *jobs: dict[str, Any]) -> list[Any]:
+    found = driver.read_jobs(jobs_file(folder, *jobs))
+    (folder / "jobs.json").write_text(json.dumps({"jobs": [driver.asdict(job) for job in found]}))
+    assert driver._again(folder) == found
+    return list(found)
+
+
+def test_seeds_that_were_run_apart_give_what_one_command_gives(driver: ModuleType, tmp_path: Path) -> None:
+    # flame-figure3 and flame-figure8 are read off these runs.
+    entry = {"recipe": "flame-table3-hybrid", "quick": True, "split": "seeds", "over": OVER}
+    jobs = listed(driver, tmp_path, entry)
+    assert [job.seeds for job in jobs] == [(1,), (10,)] and len({job.name for job in jobs}) == 2
+    for job in jobs:
+        assert driver.play(job, tmp_path) == 0
+    assert driver.gather(jobs, tmp_path, tmp_path / "results") == 0
+    for name in ("flame-table3-hybrid", "flame-figure3", "flame-figure8"):
+        recipe = recipes.load(name)
+        whole = recipes.run_recipe(
+            recipe,
+            tmp_path / "whole",
+            quick=True,
+            parts=["mnist"],
+            over={**OVER, "seeds": [1, 10]},
+            progress=False,
+        )
+        found = json.loads((tmp_path / f"results/{name}-quick.json").read_text())
+        expected = json.loads(json.dumps(recipes.plain(whole)))
+        one, other = ({(c["method"], c["reading"]): c for c in each["parts"][0]["cells"]} for each in (found, expected))
+        assert one.keys() == other.keys() and found["parts"][0]["seeds"] == [1, 10]
+        for cell in one:  # runs that play together in other groups differ in how sums are rounded
+            assert one[cell]["each"] == pytest.approx(other[cell]["each"], rel=1e-3, abs=1e-6)
+        states = [[verdict["status"] for verdict in each["criteria"]] for each in (found, expected)]
+        assert states[0] == states[1]
+
+
+def test_of_a_recipe_that_was_stopped_the_seeds_that_are_complete_are_read(driver: ModuleType, tmp_path: Path) -> None:
+    entry = {"recipe": "flame-figure9", "quick": True, "split": "seeds", "over": OVER}
+    first, second = listed(driver, tmp_path, entry)
+    for job in (first, second):
+        driver.play(job, tmp_path)
+    folder = tmp_path / "jobs" / second.name / second.part / "runs"
+    for summary in folder.glob("*/summary.json"):
+        summary.unlink()  # the second seed's runs are not finished
+    for run in folder.glob("*/checkpoint"):
+        driver.shutil.rmtree(run)  # as the driver does with those of finished runs
+    driver.gather([first, second], tmp_path, tmp_path / "results")
+    found = json.loads((tmp_path / "results/flame-figure9-quick.json").read_text())
+    assert found["parts"][0]["seeds"] == [first.seeds[0]] and found["parts"][0]["cells"]
+
+
+def test_some_methods_are_read_alone_and_nothing_is_said_of_all(driver: ModuleType, tmp_path: Path) -> None:
+    some = {"methods": ["FedPG", "M1"], "split": ["seeds", "methods"], "over": {**OVER, "seeds": [1]}}
+    jobs = listed(driver, tmp_path, {"recipe": "fedpg-table2", "quick": True, **some})
+    assert [job.methods for job in jobs] == [("FedPG",), ("M1",)]
+    for job in jobs:
+        driver.play(job, tmp_path)
+    driver.gather(jobs, tmp_path, tmp_path / "results")
+    found = json.loads((tmp_path / "results/fedpg-table2-quick.json").read_text())
+    assert set(found["parts"][0]["methods"]) == {"FedPG", "M1"}
+    assert {cell["method"] for cell in found["parts"][0]["cells"] if cell["mean"] is not None} == {"FedPG", "M1"}
+    about = {verdict.name: {a.method for t in verdict.terms for a in t.cells} for verdict in RECIPE.criteria}
+    for verdict in found["criteria"]:
+        if about[verdict["name"]] - {"FedPG", "M1"} and verdict["status"] != "left out":
+            assert verdict["status"] == "open"
+
+
+def test_commands_stand_beside_recipes_and_the_deadline_stops_them(driver: ModuleType, tmp_path: Path) -> None:
+    write = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
+    jobs = [
+        {"name": "one", "command": ["{python}", "-c", write, "{work}/one.txt", "kept"], "files": ["{work}/on*.txt"]},
+        {"name": "bad", "command": ["{python}", "-c", "raise SystemExit('it broke')"], "seconds": 90},
+        {"name": "long", "command": ["{python}", "-c", "import time; time.sleep(600)"], "priority": 7},
+        {"name": "never", "command": ["{python}", "-c", "pass"], "priority": 8},
+        {"name": "lacking", "command": ["{python}", "-c", "pass"], "priority": 1, "needs": str(tmp_path / "missing")},
+    ]
+    work, began = tmp_path / "work", time.monotonic()
+    arguments = [str(jobs_file(tmp_path, *jobs)), "--work", str(work), "--processes", "1", "--deadline", "5"]
+    assert driver.main([*arguments, "--grace", "1"]) == 1
+    assert time.monotonic() - began < 60
+    assert (work / "results/one/one.txt").read_text() == "kept"
+    log = (work / "results/log.txt").read_text()
+    assert log.index("bad begins") < log.index("one begins"), "the longest comes first"
+    assert "bad failed with 1: it broke" in log and "long was stopped" in log and "never was not begun" in log
+    assert "lacking was not begun" in log, "what it needs never came"
+    (work / "one.txt").unlink()
+    assert driver.main([*arguments, "--grace", "1"]) == 1
+    assert not (work / "one.txt").exists(), "what is finished is not run again"
+
+
+def test_a_list_of_jobs_that_is_wrong_is_refused(driver: ModuleType, tmp_path: Path) -> None:
+    for jobs, sentence in (
+        ([{"recipe": "flame-figure9", "part": "mnist"}], "has part, but may have"),
+        ([{"command": ["true"]}], "must have recipe, or name and command"),
+        ([{"recipe": "flame-figure9"}, {"recipe": "flame-figure9"}], "are there twice"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            driver.read_jobs(jobs_file(tmp_path, *jobs))
+
+
+def test_help_says_what_a_job_is(driver: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        driver.main(["--help"])
+    assert "split: seeds" in capsys.readouterr().out
