@@ -288,11 +288,16 @@ def test_the_fashion_mnist_check_is_what_was_measured() -> None:
         assert values == check["config"]
 
 
-def test_what_is_said_of_methods_is_what_was_measured() -> None:
-    place = importlib.util.spec_from_file_location("methods_benchmark", ROOT / "benchmarks/methods.py")
+def benchmark_of(name: str) -> Any:
+    place = importlib.util.spec_from_file_location(f"{name}_benchmark", ROOT / f"benchmarks/{name}.py")
     assert place is not None and place.loader is not None
     benchmark = importlib.util.module_from_spec(place)
     place.loader.exec_module(benchmark)
+    return benchmark
+
+
+def test_what_is_said_of_methods_is_what_was_measured() -> None:
+    benchmark = benchmark_of("methods")
     measured = json.loads((ROOT / "results/methods.json").read_text())
     assert set(measured["plans"]) == {path.stem for path in (ROOT / "benchmarks/plans").glob("*.yaml")}
     tables = benchmark.tables(measured)
@@ -305,6 +310,15 @@ def test_what_is_said_of_methods_is_what_was_measured() -> None:
     for said in re.findall(r"([\d.]+) %", TEXT[CHOICE]):
         digits = len(said.partition(".")[2])
         assert any(f"{mean:.{digits}f}" == said for mean in means), f"{said} % was not measured"
+
+
+def test_what_is_said_of_latecomers_is_what_was_measured() -> None:
+    """Every table of the page is one that the benchmark makes of its results."""
+    measured = json.loads((ROOT / "results/latecomers.json").read_text())
+    tables = benchmark_of("latecomers").tables(measured["rows"])
+    assert len(tables) == 2
+    for title, text in tables.items():
+        assert text in TEXT["docs/newcomers.md"], f"in docs/newcomers.md, {title}, write:\n{text}"
 
 
 def test_the_first_page_counts_the_methods() -> None:
