@@ -58,6 +58,7 @@ from coterie.errors import ConfigError, CoterieError, UnknownName
 from coterie.memory import keep_freed_memory
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.studies import recipes
+from coterie.studies.recipes.registry import BOOK
 from coterie.studies.recipes.runner import chosen_parts
 
 HOST = 0.01  # seconds of a process's time that a run's round takes, about
@@ -239,11 +240,7 @@ def _likes(name: str, part: recipes.RecipePart) -> str:
 
 def _read_off(name: str) -> list[str]:
     """Name the recipes that are read off another's runs."""
-    return [
-        entry.name
-        for entry in recipes.entries()
-        if any((part.like or "").startswith(f"{name}/") for part in recipes.load(entry.name).parts)
-    ]
+    return sorted(path.stem for path in BOOK.glob("*.yaml") if f"like: {name}/" in path.read_text(encoding="utf-8"))
 
 
 def _beside(folder: Path, source: str, part: str) -> Path:
@@ -304,7 +301,7 @@ class Driver:
         self._pruned: set[Path] = set()
         self._unread: set[str] = set()  # recipes with runs that have not been gathered
         self._wanted: set[str] = set()  # and those to be gathered now
-        self._told = self.began
+        self._told = self._looked = self.began
         for folder in (work / "jobs", out):
             folder.mkdir(parents=True, exist_ok=True)
         write_json(work / "jobs.json", {"jobs": [asdict(job) for job in jobs]})
@@ -436,7 +433,10 @@ class Driver:
                 shutil.copy2(found, self.out / job.name)
 
     def _prune(self) -> None:
-        """Remove the checkpoints of runs that are finished."""
+        """Remove the checkpoints of runs that are finished, now and then."""
+        if time.monotonic() - self._looked < 2:
+            return
+        self._looked = time.monotonic()
         for summary in glob.iglob(f"{self.work}/jobs/*/*/runs/*/summary.json"):
             path = Path(summary).parent
             if path not in self._pruned:

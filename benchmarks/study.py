@@ -1,7 +1,7 @@
 """A whole study by the command line, from its start to its table: runs in turn, side by side, and together.
 
     python benchmarks/study.py --json benchmarks/results/study_cpu.json
-    python benchmarks/study.py --device cuda --json benchmarks/results/study_h200.json
+    python benchmarks/study.py --device cuda --repeats 1 --brief --json benchmarks/results/study_h200.json
 
 The study: FedAvg and FedACS, three learning rates, five seeds, so 30 runs in the shape of FedPG's Table 1: 10 of 100
 clients, batches of 50, five local epochs. On a GPU its MLP of 199,210 parameters on Fashion-MNIST, 300 rounds; on the
@@ -11,8 +11,15 @@ are drawn, which take as long.
 Each way is one command in a process of its own, timed from start to exit. Cold: with empty folders for what is
 compiled. Warm: again, with what the first has left. Ways are taken in turn, and ratios within a repeat. Processor time
 of the command and all that it started is given beside it: on a machine that others use too it is the one to compare.
+Two ways take ``--jobs`` processes, two on a CPU and three on a GPU.
 
-At the end one run of 60 rounds by itself: which part of its time, warm, is not rounds.
+Runs in turn take minutes. With ``--brief`` all of them are played in the first state alone; in the others the runs of
+one seed are, and the time of all is reckoned from them: the command's own time, which is that of the same command again
+when there is nothing left to do, and so many times the rest. The result says so.
+
+At the end runs of 60 rounds by themselves: which part of their time, warm, is not rounds. One is a run of the study; in
+the other all clients take part, on a GPU with a CNN of 582,026 parameters. ``--parts`` leaves out one or the other;
+with ``--add`` the file keeps what it has of the part that was left out.
 """
 
 from __future__ import annotations
@@ -41,7 +48,12 @@ from coterie import data, randomness
 from coterie.errors import CoterieError
 from coterie.results import Result
 
-WAYS = {"in turn": ["--apart"], "side by side": ["--apart", "--jobs", "2"], "together": []}
+WAYS = {
+    "in turn": ["--apart"],
+    "side by side": ["--apart", "--jobs", "JOBS"],
+    "together": [],
+    "together, side by side": ["--jobs", "JOBS"],
+}
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 IMAGES = 70_000
 
@@ -58,6 +70,12 @@ class Study:
     clients: int = 100
     participation: float = 0.1
     run_rounds: int = 60
+    larger: str = "mlp"  # the model of the run with all clients
+
+    @property
+    def runs(self) -> int:
+        """How many runs it has."""
+        return 2 * len(self.rates) * self.seeds
 
     def plan(self, source: str, device: str) -> dict[str, Any]:
         """Give what ``coterie compare`` takes."""
@@ -69,11 +87,12 @@ class Study:
             "rounds": self.rounds,
         }
 
-    def run(self, source: str, device: str) -> dict[str, Any]:
+    def run(self, source: str, device: str, everyone: bool) -> dict[str, Any]:
         """Give what ``coterie run`` takes, of one run with fewer rounds."""
         shared = self._shared(source, device)
         settings = shared.pop("settings") | {"lr": self.rates[-1]}
-        return {"algorithm": "fedavg", **shared, "settings": settings, "rounds": self.run_rounds}
+        larger = {"participation": 1.0, "model": self.larger} if everyone else {}
+        return {"algorithm": "fedavg", **shared, "settings": settings, "rounds": self.run_rounds, **larger}
 
     def _shared(self, source: str, device: str) -> dict[str, Any]:
         return {
@@ -89,7 +108,7 @@ class Study:
 
 
 CPU = Study("mlp", "dirichlet:0.5", 100)
-GPU = Study("mlp_fedpg", "dirichlet:0.1,balanced=true,min_samples=50", 300)
+GPU = Study("mlp_fedpg", "dirichlet:0.1,balanced=true,min_samples=50", 300, larger="cnn_pfllib")
 
 
 @dataclass(frozen=True)
@@ -98,6 +117,11 @@ class Spent:
 
     wall: float
     processor: float
+
+    @property
+    def both(self) -> tuple[float, float]:
+        """The one and the other."""
+        return self.wall, self.processor
 
 
 def commanded(words: Sequence[str], environment: dict[str, str], folder: Path) -> Spent:
@@ -136,29 +160,74 @@ def source_for(device: str, data_dir: Path | None, folder: Path, images: int) ->
     return drawn(folder / "images.npz", images), "drawn images of Fashion-MNIST's size"
 
 
+class Commands:
+    """The commands of a study, each in a process of its own.
+
+    Parameters
+    ----------
+    study
+        What is compared.
+    jobs
+        Processes of the ways that take several.
+    source, device
+        The data set, and where it is computed.
+    folder
+        Where all of it lies.
+    """
+
+    def __init__(self, study: Study, jobs: int, source: str, device: str, folder: Path) -> None:
+        self.study, self._jobs, self._source, self._device, self._folder = study, jobs, source, device, folder
+
+    def whole(self, way: str, caches: str, out: str) -> Spent:
+        """Take a whole study."""
+        return self._compare(self.study, way, caches, out)
+
+    def reckoned(self, way: str, caches: str, out: str) -> Spent:
+        """Reckon what a whole study takes from the runs of one seed."""
+        part = replace(self.study, seeds=1)
+        runs, idle = self._compare(part, way, caches, out), self._compare(part, way, caches, out)
+        times = self.study.runs / part.runs
+        return Spent(*(mine + times * (one - mine) for one, mine in zip(runs.both, idle.both, strict=True)))
+
+    def _compare(self, study: Study, way: str, caches: str, out: str) -> Spent:
+        plan = self._folder / f"plan-{study.seeds}.yaml"
+        plan.write_text(yaml.safe_dump(study.plan(self._source, self._device)), encoding="utf-8")
+        options = [str(self._jobs) if word == "JOBS" else word for word in WAYS[way]]
+        words = ["compare", plan.name, *options, "--out", out, "--quiet"]
+        return commanded(words, caches_in(self._folder, caches), self._folder)
+
+
+def caches_in(folder: Path, name: str) -> dict[str, str]:
+    """Give the folders for what is compiled, as the environment has them."""
+    return {each: str(folder / f"{name}-{each}") for each in CACHES}
+
+
 def studies(
-    study: Study, ways: Sequence[str], states: Sequence[str], repeats: int, source: str, device: str, folder: Path
+    commands: Commands, ways: Sequence[str], states: Sequence[str], repeats: int, brief: bool, folder: Path
 ) -> dict[str, Any]:
     """Take each way cold and warm, in turn; make sure that all end with the same table but for rounding."""
-    (folder / "plan.yaml").write_text(yaml.safe_dump(study.plan(source, device)), encoding="utf-8")
+    study = commands.study
     spent: dict[str, dict[str, list[Spent]]] = {way: {state: [] for state in states} for way in ways}
     scores: dict[str, dict[str, float]] = {}
+    reckoned = list(states[1:]) if brief and "in turn" in ways else []
     for repeat in range(repeats):
         for state in states:
             for way in ways:
-                caches = {name: str(folder / f"{way}-{repeat}-{name}".replace(" ", "-")) for name in CACHES}
-                out = folder / f"{way}-{repeat}-{state}".replace(" ", "-")
-                words = ["compare", "plan.yaml", *WAYS[way], "--out", out.name, "--quiet"]
-                spent[way][state].append(commanded(words, caches, folder))
-                scores[way] = _scores(out)
-                found = spent[way][state][-1]
-                print(f"{way:<13}{state:<5}{found.wall:>8.1f} s, {found.processor:.1f} of processors", flush=True)
+                name = f"{way}-{repeat}".replace(", ", "-").replace(" ", "-")
+                part = way == "in turn" and state in reckoned
+                found = (commands.reckoned if part else commands.whole)(way, name, f"{name}-{state}")
+                spent[way][state].append(found)
+                if not part:
+                    scores[way] = _scores(folder / f"{name}-{state}")
+                said = ", reckoned from the runs of one seed" if part else ""
+                print(f"{way:<24}{state:<5}{found.wall:>8.1f} s, {found.processor:.1f} of processors{said}", flush=True)
     return {
-        "runs": 2 * len(study.rates) * study.seeds,
+        "runs": study.runs,
         "rounds": study.rounds,
         "clients": study.clients,
         "participation": study.participation,
         "model": study.model,
+        "in_turn_reckoned": reckoned,
         "seconds": _spreads(spent, "wall"),
         "processor_seconds": _spreads(spent, "processor"),
         "times_as_fast": _ratios(spent, "wall"),
@@ -207,14 +276,17 @@ def _ratios(spent: dict[str, dict[str, list[Spent]]], clock: str) -> dict[str, d
     }
 
 
-def one_run(study: Study, cold: bool, repeats: int, source: str, device: str, folder: Path) -> dict[str, Any]:
+def one_run(
+    study: Study, everyone: bool, cold: bool, repeats: int, source: str, device: str, folder: Path
+) -> dict[str, Any]:
     """Run one experiment by the command line, warm after a cold one; say which part of its time is not rounds."""
-    (folder / "run.yaml").write_text(yaml.safe_dump(study.run(source, device)), encoding="utf-8")
-    caches = {name: str(folder / f"run-{name}") for name in CACHES}
+    name, config = "all" if everyone else "run", study.run(source, device, everyone)
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     whole, rounds, first = [], [], []
     for repeat in range(0 if cold else 1, repeats + 1):
-        taken = commanded(["run", "run.yaml", "--out", f"run-{repeat}", "--quiet"], caches, folder)
-        timings = Result(folder / f"run-{repeat}").timings
+        words = ["run", f"{name}.yaml", "--out", f"{name}-{repeat}", "--quiet"]
+        taken = commanded(words, caches_in(folder, name), folder)
+        timings = Result(folder / f"{name}-{repeat}").timings
         if repeat:  # the first one is cold
             whole.append(taken.wall)
             # The first round compiles, or loads what was compiled: that is no round's own time.
@@ -224,6 +296,8 @@ def one_run(study: Study, cold: bool, repeats: int, source: str, device: str, fo
     shares = [1 - part / all_of_it for part, all_of_it in zip(rounds, whole, strict=True)]
     found = {
         "rounds": study.run_rounds,
+        "model": config["model"],
+        "participation": config["participation"],
         "seconds": measuring.spread(whole),
         "rounds_seconds": measuring.spread(rounds),
         "first_round_seconds": measuring.spread(first),
@@ -231,7 +305,8 @@ def one_run(study: Study, cold: bool, repeats: int, source: str, device: str, fo
         "share": measuring.spread(shares),
     }
     share, all_of_it = found["share"]["median"], found["seconds"]["median"]
-    print(f"one run of {study.run_rounds} rounds: {all_of_it:.2f} s, {share:.0%} of it not rounds", flush=True)
+    who = "all clients" if everyone else "as in the study"
+    print(f"one run of {study.run_rounds} rounds, {who}: {all_of_it:.2f} s, {share:.0%} of it not rounds", flush=True)
     return found
 
 
@@ -239,11 +314,15 @@ def table(result: dict[str, Any]) -> list[str]:
     """Give the rows of the page's table: seconds of each way, processor time, and how many times as fast it is."""
     (row,) = result["rows"]
     lines = []
-    for state in next(iter(row["seconds"].values())):
+    for state in next(iter(row.get("seconds", {}).values()), ()):
         cells = [f"{row['data']}, {state}"]
-        for way in [way for way in WAYS if way in row["seconds"]]:
+        for way in WAYS:
+            if way not in row["seconds"]:
+                cells.append("")
+                continue
             wall, processor = (row[clock][way][state]["median"] for clock in ("seconds", "processor_seconds"))
-            text = f"{wall:,.1f} s ({processor:,.1f})"
+            about = "about " if way == "in turn" and state in row.get("in_turn_reckoned", ()) else ""
+            text = f"{about}{wall:,.1f} s ({processor:,.1f})"
             if way in row["times_as_fast"]:
                 text += f", {row['times_as_fast'][way][state]['median']:.1f} times as fast"
                 text += f" ({row['times_as_little_processor'][way][state]['median']:.1f})"
@@ -258,11 +337,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--states", nargs="+", choices=["cold", "warm"], default=["cold", "warm"])
+    parser.add_argument("--parts", nargs="+", choices=["study", "runs"], default=["study", "runs"])
     parser.add_argument("--rounds", type=int, default=None, help="fewer or more than the study's own")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=None, help="processes of the ways that take several")
+    parser.add_argument("--brief", action="store_true", help="runs in turn: all of them in the first state alone")
     parser.add_argument("--data-dir", type=Path, default=None, help="where Fashion-MNIST lies")
     parser.add_argument("--smallest", action="store_true", help="next to no work, once: a trial")
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--add", action="store_true", help="keep what the file has of the part that is left out")
     args = parser.parse_args(argv)
     study, images = GPU if args.device == "cuda" else CPU, IMAGES
     if args.rounds is not None:
@@ -277,15 +360,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = Path(place)
         source, called = source_for(args.device, args.data_dir, folder, images)
         ways = [way for way in args.ways if args.device == "cpu" or way != "side by side"]
-        row = {"data": called, **studies(study, ways, args.states, args.repeats, source, args.device, folder)}
-        row["one_run"] = one_run(study, "cold" in args.states, args.repeats, source, args.device, folder)
-    for way, states in row["times_as_fast"].items():
+        commands = Commands(study, args.jobs or (2 if args.device == "cpu" else 3), source, args.device, folder)
+        row: dict[str, Any] = {"data": called}
+        if "study" in args.parts:
+            row |= studies(commands, ways, args.states, args.repeats, args.brief, folder)
+        if "runs" in args.parts:
+            place_of = (args.repeats, source, args.device, folder)
+            row["one_run"] = one_run(study, False, "cold" in args.states, *place_of)
+            row["run_with_all_clients"] = one_run(study, True, "cold" in args.states, *place_of)
+    for way, states in row.get("times_as_fast", {}).items():
         said = ", ".join(
             f"{states[state]['median']:.2f} times as fast {state}"
             f" ({row['times_as_little_processor'][way][state]['median']:.2f} by processor time)"
             for state in states
         )
         print(f"{way} against in turn: {said}")
+    if args.add and args.json is not None and args.json.exists():
+        (before,) = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
+        row = before | row
     measuring.write(args.json, {"command": "benchmarks/study.py", **facts, "rows": [row]})
 
 

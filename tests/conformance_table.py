@@ -37,9 +37,16 @@ TABLE: dict[str, Row] = {
     "fedavg_ft": Row(_LOCAL, variants=({"fine_tune_epochs": 1},)),
     "fedprox": Row(_LOCAL | {"mu": 0.5}),
     "fedprox_ft": Row(_LOCAL | {"mu": 0.5}),
-    "fedamp": Row(_LOCAL, variants=({"begin": "cloud"}, {"sigma": 1.0, "kappa": 0.3, "guard": False})),
-    "heurfedamp": Row(_LOCAL | {"sigma": 10.0}),
-    "fedacs": Row(_LOCAL | {"p": 0.4}, discrete=True, variants=({"pool": "all", "offdiag": True},)),
+    "fedamp": Row(
+        _LOCAL,
+        variants=({"begin": "cloud"}, {"sigma": 1.0, "kappa": 0.3, "guard": False}, {"returning": "mixture"}),
+    ),
+    "heurfedamp": Row(_LOCAL | {"sigma": 10.0}, variants=({"returning": "mixture", "newcomers": "initial"},)),
+    "fedacs": Row(
+        _LOCAL | {"p": 0.4},
+        discrete=True,
+        variants=({"pool": "all", "offdiag": True}, {"returning": "mixture", "freshness": 0.8}),
+    ),
     "fedrep": Row(
         _LOCAL | {"head_epochs": 2, "local_epochs": 1},
         down=lambda layout: layout.size - _head(layout),
@@ -93,6 +100,7 @@ TABLE: dict[str, Row] = {
         variants=(
             {"centre": "global", "alpha": "size", "momentum": 0.5, "weight_decay": 0.01},
             {"dual": False, "rho": 0.3, "lam": 3.0},
+            {"returning": "consensus", "alpha": "size"},
         ),
     ),
     "admm_lp_proj": Row(

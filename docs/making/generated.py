@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
+import measured
 import sample
 import typer
 
@@ -243,6 +244,11 @@ def verdicts() -> str:
     return ledger.markdown(ledger.open_ledger(RESULTS))
 
 
+def reproduction() -> str:
+    """Make a section for each table and figure of which there are results."""
+    return measured.measured(RESULTS)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "methods": methods,
     "catalogue": catalogue,
@@ -250,6 +256,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "command_line": command_line,
     "wire": wire,
     "verdicts": verdicts,
+    "reproduction": reproduction,
     "who_gains": sample.who_gains,
     "gallery": sample.gallery,
 }

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from coterie.api import load, resume, run
     from coterie.errors import CoterieError
     from coterie.results import Result
+    from coterie.studies.choice import choose
 else:
     # `import coterie` stays quick, and a part never imports the whole.
     __getattr__ = lazy.exports(
         __name__,
-        **{"algorithms.registry": "register"},
+        **{"algorithms.registry": "register", "studies.choice": "choose"},
         api="load resume run",
         errors="CoterieError",
         results="Result",
     )
 
-__all__ = ["CoterieError", "Result", "__version__", "load", "register", "resume", "run"]
+__all__ = ["CoterieError", "Result", "__version__", "choose", "load", "register", "resume", "run"]

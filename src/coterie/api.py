@@ -18,6 +18,7 @@ from coterie.runs import launch
 from coterie.runs.experiment import Experiment, Watcher
 from coterie.runs.handed_over import BESIDE_DATA, as_text, hand_over_again
 from coterie.runs.progress import progress_bar
+from coterie.runs.storage import RunFolder
 from coterie.simulation.processes import OneProcess
 from coterie.tracking import Track, Tracker, TrackerObserver, make_all
 
@@ -179,10 +180,14 @@ def play_on(
     progress: bool | Watcher = True,
     track: Track | Sequence[Track] = (),
     objects: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
 ) -> Result:
-    """Do what :func:`resume` does, in given processes."""
+    """Do what :func:`resume` does, in given processes; to a later round than the run was begun for, if one is given."""
     objects = objects or {}
     _check_paths(path=path, data_dir=data_dir)
+    if rounds is not None:
+        with RunFolder.open(path) as folder:
+            folder.lengthen(rounds)
     if Result(path).finished:
         return Result(path)
     held = hand_over_again(Result(path).config, objects, os.fspath(path)) if objects else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from coterie.compute.engine import sums_are_finite
+from coterie.compute.finiteness import Finiteness
 from coterie.compute.schedule import even_width, padded_size
 
 
@@ -26,9 +26,9 @@ def test_even_widths_are_few_and_little_wider_than_a_batch() -> None:
 
 def test_a_sum_that_is_not_finite_is_found_in_any_matrix() -> None:
     fine = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
-    assert sums_are_finite([]) and sums_are_finite([fine]) and sums_are_finite([fine, torch.ones(3, 2, 2)])
+    assert all(Finiteness(rows).known for rows in ([], [fine], [fine, torch.ones(3, 2, 2)]))
     for bad in (torch.inf, -torch.inf, torch.nan):
         spoilt = torch.ones(3, 2, 2)
         spoilt[1, 0, 1] = bad
-        assert not sums_are_finite([fine, spoilt])
-    assert not sums_are_finite([torch.tensor([[torch.inf], [-torch.inf]])])
+        assert not Finiteness([fine, spoilt]).known
+    assert not Finiteness([torch.tensor([[torch.inf], [-torch.inf]])]).known

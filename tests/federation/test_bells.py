@@ -18,7 +18,7 @@ from coterie.federation.flower import apps, bells, pauses
 from coterie.federation.flower._internals import HEARTBEAT_PATH, NODES_PATH, PULL_PATH
 from coterie.federation.flower.bells import Bell
 from coterie.federation.flower.held_calls import HeldCalls
-from coterie.federation.flower.messages import block_of, content_of
+from coterie.federation.flower.messages import content_of, take_block
 from coterie.federation.flower.pauses import NodePauses
 
 
@@ -115,7 +115,7 @@ def test_blocks_of_any_size_come_out_as_they_went_in(size: int, monkeypatch: pyt
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
     block = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     message = Message(content_of(block), dst_node_id=1, message_type="query")
-    assert block_of(message) == block
+    assert take_block(message) == block
     record: dict[str, Any] = {"coterie": message.content["coterie"]}
     assert len(RecordDict(record)) == 1
 
@@ -125,7 +125,8 @@ def test_a_reply_is_fetched_when_the_bell_rings_and_not_seconds_later(
 ) -> None:
     monkeypatch.setattr(apps, "_LONGEST_POLL", 60.0)
     monkeypatch.setattr(apps, "content_of", lambda block: block)
-    monkeypatch.setattr(apps, "block_of", lambda message: message.block)
+    monkeypatch.setattr(apps, "take_block", lambda message: message.block)
+    monkeypatch.setattr(apps, "empty", lambda message: None)
     monkeypatch.setattr(apps, "Message", lambda content, **more: content)
     replied = bells.of_replies(tmp_path)
 

@@ -29,6 +29,10 @@ from tests.federation.grid import compare, make_federation, metrics_of, node_row
         ("fedavg_ft", {}),  # personal models that need an exchange of their own
         ("fedfomo", {"participation": 0.67}),
         ("scaffold", {"participation": 0.67, "eval_every": 2}),
+        # Clients that were away start anew, on the nodes as in the simulation.
+        ("fedacs", {"participation": 0.67, "settings": {"returning": "mixture"}}),
+        ("fedamp", {"participation": 0.67, "settings": {"returning": "mixture"}}),
+        ("flame", {"participation": 0.67, "settings": {"returning": "consensus"}}),
     ],
 )
 def test_same_models_and_metrics(tmp_path: Path, algorithm: str, more: dict[str, Any]) -> None:
@@ -47,6 +51,30 @@ def test_same_where_the_head_stays_on_the_nodes(tmp_path: Path, algorithm: str) 
     # What the server sent has room for the body alone: no tensor of it is as long as body and head.
     sent = [unpack(message, 2**30).tensors for each in local.grid.sent for message in each.values()]
     assert {value.shape[-1] for tensors in sent for value in tensors.values() if value.numel() > 90} == {64 * 8 + 8}
+
+
+@pytest.mark.parametrize("algorithm", ["fedacs", "fedamp"])
+def test_a_node_that_joins_late_begins_at_the_mean_of_the_others(tmp_path: Path, algorithm: str) -> None:
+    """It misses two rounds of three, and is sent in the third the mean of what the others had after the second."""
+    settings = {"returning": "mixture", "freshness": 0.25, "local_epochs": 1}
+    known: dict[int, Any] = {}
+    for rounds in (2, 3):
+        folder = tmp_path / str(rounds)
+        folder.mkdir()
+        local = make_federation(folder)
+        late = list(local.grid.nodes_)[2]
+        local.grid.away = lambda done, late=late: {late} if done < 3 else set()  # type: ignore[misc]
+        plan = Plan(algorithm=algorithm, settings=settings, rounds=rounds, minimum=2, wait=0)
+        serve(local.agreement, local.grid, plan, folder / "run")
+        known[rounds] = local.grid.sent, states(folder / "run")[0], late
+    _, before, _ = known[2]
+    assert before["heard"].tolist() == [2, 2, 0]
+    sent, after, late = known[3]
+    assert after["heard"].tolist() == [3, 3, 3]
+    messages = [unpack(each[late], 2**30).tensors for each in sent if late in each]
+    models = [value for tensors in messages for name, value in tensors.items() if name.endswith("/w")]
+    # The others replied in the same round, so that both are as fresh.
+    torch.testing.assert_close(models[0].flatten(), before["w"][:2].double().mean(0).float(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("weights", ["balanced", {"0": 5.0, "7": 0.5}])

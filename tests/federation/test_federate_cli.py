@@ -196,5 +196,5 @@ def test_a_run_is_told_line_by_line(tmp_path: Path) -> None:
     metrics = pd.read_parquet(run / "metrics.parquet").query("split == 'test' and metric == 'accuracy' and round == 3")
     mean = metrics.query("model == 'personal'")["value"].mean()
     assert re.search(rf"personal [^;]*accuracy {mean:.4f}", after[-1])
-    assert [line for line in told if "returned" in line] == ["round 3: client 1 returned (silo-1 replies again)"]
+    assert [line for line in told if "returned" in line] == ["round 3: silo-1 returned (it replies again)"]
     assert list(watch.new_lines()) == [] == list(RunMonitor(run, 3).new_lines())

@@ -60,7 +60,7 @@ class Story:
         federation.kill(self.member)
         wait_until(lambda: self.told("no reply", KILLED), "the killed node is missed", running)
         federation.node(self.member)
-        wait_until(lambda: f"client {KILLED} returned" in federation.said("story"), "the node is back", running)
+        wait_until(lambda: f"{self.member} returned" in federation.said("story"), "the node is back", running)
         federation.kill("server")
         federation.stop("story")
         federation.serve()
@@ -91,8 +91,8 @@ def test_the_round_went_on_without_the_killed_node(story: Story) -> None:
     missed = {number for client, number in story.lost() if client == KILLED}
     assert missed
     shown = story.federation.said("story")
-    assert f"round {min(missed)}: client {KILLED} no reply" in shown
-    assert f"client {KILLED} returned" in shown
+    assert f"round {min(missed)}: {story.member} no reply" in shown
+    assert f"{story.member} returned" in shown
     result = Result(story.run)
     assert result.finished
     assert result.timings["round"].tolist() == list(range(1, ROUNDS + 1))

@@ -1,7 +1,7 @@
 """What Coterie relies on in Flower beyond Flower's public face, name by name: run this first with a new Flower.
 
-Each failure names the part that changed. ``coterie.federation.flower._internals``, or one of the two modules beside it
-that are named alike, is where to mend it.
+Each failure names the part that changed. ``coterie.federation.flower._internals``, or one of the modules beside it that
+are named alike, is where to mend it.
 """
 
 from __future__ import annotations
@@ -263,7 +263,8 @@ def used() -> list[str]:
 def find(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if hasattr(found, attribute) else importlib.import_module(name)
     except (ImportError, AttributeError) as error:
         pytest.fail(f"Flower {flwr.__version__} has no {name}, which Coterie imports ({error})")
 

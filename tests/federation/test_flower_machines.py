@@ -33,15 +33,15 @@ PORT, INNER = 9092, 9093
 METHOD, ROUNDS = "fedavg", 2
 
 
-def part() -> str:
-    found = re.search(r"^## Three machines\n(.*?)(?=^## )", TUTORIAL.read_text(encoding="utf-8"), re.M | re.S)
+def part(title: str = "Three machines") -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## )", TUTORIAL.read_text(encoding="utf-8"), re.M | re.S)
     assert found
     return found[1]
 
 
-def command(begins: str) -> str:
-    """Give the one command in the tutorial's text that begins so."""
-    text = re.sub(r"```.*?```", "", part(), flags=re.S)
+def command(begins: str, title: str = "Three machines") -> str:
+    """Give the one command in a part of the tutorial's text that begins so."""
+    text = re.sub(r"```.*?```", "", part(title), flags=re.S)
     found = {" ".join(each.split()) for each in re.findall(r"`([^`]+)`", text)}
     (line,) = [each for each in found if each.startswith(begins)]
     return line
@@ -93,7 +93,7 @@ class Machines:
         shutil.rmtree(server / "nodes")
         agreed = yaml.safe_load((server / "federation.yaml").read_text())
         agreed["members"] = [{"name": silo, "key": keys[silo]} for silo in SILOS]
-        agreed |= yaml.safe_load(self.do("north", command("coterie federate describe")))
+        agreed |= yaml.safe_load(self.do("north", command("coterie federate describe", "Your own data")))
         agreed["algorithms"] = [METHOD]
         (server / "federation.yaml").write_text(yaml.safe_dump(agreed, sort_keys=False))
         shutil.move(server / "authority", self.disks / "elsewhere")

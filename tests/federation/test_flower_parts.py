@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from coterie.federation import project
 from coterie.federation.flower import apps, processes
-from coterie.federation.flower.messages import block_of, content_of
+from coterie.federation.flower.messages import content_of, take_block
 
 
 def test_nobody_but_this_machine_reaches_the_superlink(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_node_that_is_restarted_in_an_exchange_gets_its_message_again(
     grid = Grid(loses)
     answers = apps.FlowerGrid(cast(Any, grid), tmp_path).exchange({5: b"question"}, 60.0, frozenset({5}))
     assert answers == {5: b"answer"}
-    assert [block_of(message) for message in grid.sent] == [b"question"] * sent
+    assert [take_block(message) for message in grid.sent] == [b"question"] * sent
 
 
 @pytest.mark.usefixtures("quick")

@@ -11,6 +11,7 @@ from torch.nn.utils import spectral_norm as old_spectral_norm
 
 from coterie import models
 from coterie.errors import ModelError
+from coterie.models import checks
 
 SHAPES = {entry.name: entry.input_shape for entry in models.describe()}
 
@@ -165,3 +166,22 @@ def test_dropout_and_mode_are_left_as_they_are():
     models.check(module, torch.ones(2, 3))
     assert module[1].p == 0.5
     assert not module.training
+
+
+def test_a_gpus_tf32_is_off_while_a_model_is_tried_and_as_before_afterwards() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    class Watching(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+            return super().forward(x)
+
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        checks.check(Watching(3, 2), torch.ones(4, 3))
+        after = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before[1]
+    assert set(seen) == {(False, False)}
+    assert after == (before[0], True)

@@ -301,7 +301,8 @@ def test_bytes_are_one_model_each_way(pool: str) -> None:
 def test_held_out_clients_do_not_speak_and_are_not_averaged(p: float) -> None:
     """With pool="all" too; the derived global model is the members' mean. Newcomers are in the pool as they join."""
     members, w = [0, 2, 3, 5], np.abs(MODELS)
-    simulation = spread(make(STILL | {"p": p, "pool": "all"}, members=torch.tensor(members)), w)
+    settings = STILL | {"p": p, "pool": "all", "newcomers": "initial"}
+    simulation = spread(make(settings, members=torch.tensor(members)), w)
     weights = weights_of(simulation.play_round(torch.tensor([0, 3]), 1))
     a = attention(w[members], p)[[0, 2]]
     assert weights.columns.tolist() == members

@@ -320,7 +320,7 @@ def test_a_newcomer_listens_to_the_members_and_to_itself(engine: str) -> None:
     """Held-out clients that join together hear the members, each for itself, and leave everything as it was."""
     best, members, b, prox = points(5), [0, 2, 3], 1.0, 1.0
     samples = quadratics(best, [b] * 5, SIZES)
-    simulation = with_members(samples, members, exactly(b, prox), engine=engine)
+    simulation = with_members(samples, members, exactly(b, prox) | {"newcomers": "initial"}, engine=engine)
     for number in (1, 2, 3):
         simulation.play_round(torch.tensor(members), number)
     w, before = row(simulation.server["w"]).copy(), simulation.server["w"].clone()

@@ -210,7 +210,7 @@ def test_the_server_keeps_only_what_the_next_round_needs() -> None:
 def test_newcomers_listen_to_the_members_and_to_themselves() -> None:
     members, newcomers, prox, lr = [0, 2, 3], [1, 4], 1.0, 0.1
     settings = {"prox": prox, "lr": lr, "batch_size": 0, "local_epochs": 1, "sigma": 5.0}
-    simulation = make(settings, members, engine="batched")
+    simulation = make(settings | {"newcomers": "initial"}, members, engine="batched")
     for number in (1, 2):
         simulation.play_round(torch.tensor(members), number)
     w, before = row(simulation.server["w"]).copy(), simulation.server["w"].clone()

@@ -127,18 +127,27 @@ def test_families(tmp_path: Path) -> None:
 def test_study(tmp_path: Path) -> None:
     found = result_of("study", tmp_path, "--ways", "in turn", "together", "--states", "warm")
     (row,) = found["rows"]
-    assert (row["runs"], row["rounds"], row["data"]) == (2, 2, "digits")
+    assert (row["runs"], row["rounds"], row["data"], row["in_turn_reckoned"]) == (2, 2, "digits", [])
     times = {way: row["seconds"][way]["warm"]["median"] for way in ("in turn", "together")}
     ratio = row["times_as_fast"]["together"]["warm"]["median"]
     assert ratio == pytest.approx(times["in turn"] / times["together"], rel=1e-2)
     # The same runs by either way: of a handful of test samples a client none is answered otherwise.
     assert row["scores_apart"] < 1e-6
-    run = row["one_run"]
-    assert run["rounds"] == 3 and 0 < run["share"]["median"] < 1
-    whole = run["rounds_seconds"]["median"] + run["overhead_seconds"]["median"]
-    assert run["seconds"]["median"] == pytest.approx(whole, rel=1e-2)
+    for run, part in ((row["one_run"], 0.1), (row["run_with_all_clients"], 1.0)):
+        assert run["rounds"] == 3 and 0 < run["share"]["median"] < 1 and run["participation"] == part
+        whole = run["rounds_seconds"]["median"] + run["overhead_seconds"]["median"]
+        assert run["seconds"]["median"] == pytest.approx(whole, rel=1e-2)
     (line,) = script("study").table(found)
     assert line.startswith("| digits, warm | ") and line.count(" times as fast (") == 1
+
+
+def test_the_time_of_a_study_is_reckoned_from_the_runs_of_one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = script("study")
+    commands = study.Commands(study.Study("mlp", "iid", 3), 2, "digits", "cpu", Path())
+    # A command that takes 2 seconds by itself and 0.5 for each run, of which nothing is left when it is called again.
+    taken = iter([study.Spent(2 + 6 * 0.5, 4 + 6 * 1.5), study.Spent(2, 4)])
+    monkeypatch.setattr(commands, "_compare", lambda part, way, caches, out: next(taken))
+    assert commands.reckoned("in turn", "", "").both == (2 + 30 * 0.5, 4 + 30 * 1.5)
 
 
 def test_the_best_way_of_each_counts() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "coterie"
 PACKAGE = Path("federation/flower")
-INTERNALS = {f"{PACKAGE}/{name}.py" for name in ("_internals", "_control_internals", "_superlink_internals")}
+INTERNALS = {f"{PACKAGE}/_{name}internals.py" for name in ("", "control_", "superlink_", "supernode_")}
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
 
 

@@ -54,9 +54,8 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_leaves_what_it_says(followed: Path) -> None:
-    assert {"hospitals.csv", "columns.yaml", "readmission", "report.html", "model", "new.csv", "scores.csv"} == {
-        path.name for path in followed.iterdir()
-    }
+    left = {"hospitals.csv", "columns.yaml", "readmission", "choice", "report.html", "model", "new.csv", "scores.csv"}
+    assert left == {path.name for path in followed.iterdir()}
     scores = pd.read_csv(followed / "scores.csv")
     assert list(scores) == ["predicted", "probability no", "probability yes"] and len(scores) == 3
     assert (scores.iloc[:, 1:].sum(axis=1) - 1).abs().max() < 1e-6

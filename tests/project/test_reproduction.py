@@ -1,34 +1,22 @@
-"""The page on reproduction says what the stored results say, and no more."""
+"""The pages on reproduction say what the stored results say, and no more."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
-from functools import cache
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from coterie.studies import recipes
+from coterie.studies.recipes import ledger
 from tests.documents import REPRODUCTION, ROOT, TEXT
 
-NAMES = {"MNIST": "mnist", "Fashion-MNIST": "fmnist"}
-CLASSES = {"Dirichlet(0.5)": "Dir(0.5)"} | {
-    f"{word} classes": f"#label={count}" for count, word in enumerate(("two", "three", "four", "five", "six"), 2)
-}
-FLAME_COLUMNS = (("FLAME", "PM"), ("FLAME", "GM"), ("FLAME", "HM"), ("pFedMe", "PM"), ("pFedMe", "GM"), ("Ditto", "PM"))
-
-
-@cache
-def stored(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / f"results/recipes/{name}.json").read_text(encoding="utf-8"))
-    return found
-
-
-def cell(name: str, part: str, method: str, reading: str, setting: str = "") -> dict[str, Any] | None:
-    (cells,) = [each["cells"] for each in stored(name)["parts"] if each["name"] == part]
-    key = (method, reading, setting)
-    found = [each for each in cells if (each["method"], each["reading"], each.get("setting", "")) == key]
-    return found[0] if found else None
+RESULTS = ROOT / "results/recipes"
+ANSWERS = ("holds", "does not hold", "undecided")
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]\d+)?")
 
 
 def table(name: str) -> tuple[list[str], list[list[str]]]:
@@ -39,97 +27,71 @@ def table(name: str) -> tuple[list[str], list[list[str]]]:
     return lines[0], lines[2:]
 
 
-def check(text: str, found: dict[str, Any] | None, step: float) -> None:
-    """Hold ``ours (theirs)`` to a stored cell, each rounded to ``step``."""
-    if found is None:
-        assert text == ""
-        return
-    match = re.fullmatch(r"(?P<ours>[\d.]+|diverged)(?: \((?P<theirs>[\d.]+)\))?", text)
-    assert match, text
-    for word, value in (("ours", found["mean"]), ("theirs", found.get("paper"))):
-        if match[word] == "diverged" or match[word] is None:
-            assert value is None, (text, found)
-        else:
-            assert float(match[word]) == pytest.approx(value, abs=step / 2 + 1e-9), (text, found)
-
-
-def test_flame_table_3() -> None:
-    _, rows = table("flame-table3")
-    assert len(rows) == 2 * (3 + 6)
+def test_the_claims_that_hold_are_counted_right() -> None:
+    """The table by hand against the ledger, counted again here."""
+    _, rows = table("verdicts")
+    titles = {"FedACS": "fedacs", "FedAMP": "fedamp", "FedPG": "fedpg", "FLAME": "flame"}
+    assert [row[0] for row in rows] == [*titles, "all"]
+    claims: Counter[tuple[str, str]] = Counter()
+    cases: Counter[tuple[str, str]] = Counter()
+    for claim in ledger.plain(ledger.open_ledger(RESULTS)):
+        for paper in (claim["paper"], "all"):
+            claims[paper, claim["verdict"]] += 1
+            cases.update((paper, place["verdict"]) for place in claim["places"])
     for title, *numbers in rows:
-        data, skew, *classes = title.split(", ")
-        setting = CLASSES[classes[0]] if classes else ""
-        for text, (method, reading) in zip(numbers, FLAME_COLUMNS, strict=True):
-            found = cell(f"flame-table3-{skew.removesuffix(' skew')}", NAMES[data], method, reading, setting)
-            assert found is not None
-            check(text, found, 0.001)
+        paper = titles.get(title, "all")
+        for counts, shown in ((claims, numbers[:4]), (cases, numbers[4:])):
+            found = [counts[paper, answer] for answer in ANSWERS]
+            assert [int(word.replace(",", "")) for word in shown] == [sum(found), *found], title
 
 
-def test_fedpg_table_1() -> None:
-    (_, *methods), rows = table("fedpg-table1")
-    assert [row[0] for row in rows] == ["L", "G", "GM"]
-    for reading, *numbers in rows:
-        for method, text in zip(methods, numbers, strict=True):
-            check(text, cell("fedpg-table1", "fmnist", method, reading), 0.001)
-
-
-def test_fedpg_table_2() -> None:
-    methods, (row,) = table("fedpg-table2")
-    for method, text in zip(methods, row, strict=True):
-        check(text, cell("fedpg-table2", "fmnist", method.split(",")[0], "GM"), 0.001)
-
-
-def test_fedacs_table_2() -> None:
-    (_, *alphas), rows = table("fedacs-table2")
-    for method, *numbers in rows:
-        for alpha, text in zip(alphas, numbers, strict=True):
-            check(text, cell("fedacs-table2", "fmnist", method, "accuracy", f"α = {alpha}"), 0.1)
-
-
-def test_fedamps_tables() -> None:
-    (_, *methods), rows = table("fedamp")
-    runs = (("fedamp-table2", "fmnist"), ("fedamp-table3", "fmnist"), ("fedamp-table3-mlp", "fmnist-mlp"))
-    for (name, part), (_, *numbers) in zip(runs, rows, strict=True):
-        for method, text in zip(methods, numbers, strict=True):
-            check(text, cell(name, part, method, "BMTA"), 0.1)
-
-
-def flame_rows(skew: str) -> list[dict[str, float]]:
-    """FLAME's readings in each part and setting, in points."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for part in stored(f"flame-table3-{skew}")["parts"]:
-        for each in part["cells"]:
-            row = found.setdefault((part["name"], each.get("setting", "")), {})
-            row[f"{each['method']} {each['reading']}"] = 100 * each["mean"]
-            row[f"paper {each['method']} {each['reading']}"] = 100 * (each.get("paper") or float("nan"))
-    return list(found.values())
-
-
-def test_what_the_sentences_about_flame_say() -> None:
-    def off(skew: str, reading: str) -> float:
-        return max(abs(row[f"FLAME {reading}"] - row[f"paper FLAME {reading}"]) for row in flame_rows(skew))
-
-    for skew, points in (("hybrid", 0.7), ("quantity", 2.7), ("quality", 0.9), ("label", 2.5)):
-        assert points - 0.1 < off(skew, "PM") <= points
-    assert off("label", "GM") == pytest.approx(7.1, abs=0.05)
-    label = flame_rows("label")
-    gains = [row["FLAME HM"] - max(row["FLAME PM"], row["FLAME GM"]) for row in label]
-    assert len(label) == 12 and sum(gain > 1e-9 for gain in gains) == 2
-    assert all(row["FLAME PM"] > row["FLAME GM"] for row in label)
-    ahead = [row["pFedMe PM"] - row["FLAME PM"] for skew in ("hybrid", "quality", "label") for row in flame_rows(skew)]
-    assert sum(each <= 0 for each in ahead) == 1 and max(ahead) < 2.3
-    assert all(5.9 < row["pFedMe PM"] - row["FLAME PM"] < 6.3 for row in flame_rows("quantity"))
-
-
-def test_only_whole_runs_decide() -> None:
-    """*Holds* is said of no recipe whose stored runs have fewer rounds or seeds than the recipe."""
-    from coterie.studies import recipes
-
+def test_nothing_is_judged_by_hand() -> None:
+    """Numbers of runs and words of judgement stand on the pages that are made from the results alone."""
     section = TEXT[REPRODUCTION].partition("## The papers' tables")[2]
-    verdicts = re.findall(r"\*(Holds|Does not hold)\*, under (\w+) skew", section)
-    assert len(verdicts) == len(re.findall(r"^(?:- )?\*(?:Holds|Does not hold)\*", section, re.M)) > 0
-    for _, skew in verdicts:
-        name = f"flame-table3-{skew}"
-        for part in stored(name)["parts"]:
-            plan = recipes.load(name).part(part["name"]).plan
-            assert part["rounds"] >= plan["rounds"] and part["seeds"] == plan["seeds"]
+    assert len(re.findall(r"^\|[-| :]+\|$", section, re.M)) == 1, "one table, which is counted above"
+    assert not re.search(r"\b0?\.\d{3}\b|\d\d\.\d %?", section), "a number of a run"
+    assert not re.search(r"\*(?:Holds|Does not hold|Undecided)\*", section), "a verdict"
+
+
+@pytest.fixture(scope="module")
+def measured() -> str:
+    place = importlib.util.spec_from_file_location("measured_page", ROOT / "docs/making/measured.py")
+    assert place is not None and place.loader is not None
+    program = importlib.util.module_from_spec(place)
+    place.loader.exec_module(program)
+    page: str = program.measured(RESULTS)
+    return page
+
+
+def best(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return max(parts, key=lambda part: (part["rounds"], len(part["seeds"])))
+
+
+def test_the_measured_page_has_every_number_of_the_results(measured: str) -> None:
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    ran: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in files:
+        for part in each["parts"]:
+            if part["cells"] and not each["quick"]:
+                ran.setdefault((each["recipe"], part["title"]), []).append(part)
+    sections = dict(re.findall(r"^### [^\n]*\{ #([\w-]+) \}\n(.*?)(?=^### |\Z)", measured, re.M | re.S))
+    assert set(sections) == {recipe for recipe, _ in ran}
+    looked = 0
+    for (name, title), parts in ran.items():
+        part, recipe = best(parts), recipes.load(name)
+        (now,) = [each for each in recipe.parts if each.heading == title]
+        block = re.search(rf"^\*\*{re.escape(title)}\*\*, (.*?)(?=^\*\*|^- \*|\Z)", sections[name], re.M | re.S)
+        assert block, (name, title)
+        assert f"{part['rounds']:,}" in block[1].partition("\n")[0] and f"{len(part['seeds'])}" in block[1]
+        step = 0.005 if recipe.unit == "percent" else 0.00005
+        methods = recipes.planned(now).methods
+        for cell in part["cells"]:
+            if cell["mean"] is None or cell["reading"] not in now.readings or cell["method"] not in methods:
+                continue
+            rows = [line for line in block[1].splitlines() if f"| {cell['method']} |" in line]
+            shown = [float(word) for row in rows for word in NUMBER.findall(row)]
+            mean = cell["mean"]
+            slack = step if abs(mean) >= step else 0.05 * abs(mean)  # what rounds to nothing is a power of ten
+            assert min(abs(number - mean) for number in shown) <= slack * 1.001, (name, cell)
+            looked += 1
+    assert looked > 100

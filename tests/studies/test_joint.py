@@ -31,7 +31,7 @@ from coterie.runs.storage import RunFolder
 from coterie.studies.comparison import compare, make_plan
 from coterie.studies.comparison.plan import PlannedRun
 from coterie.studies.comparison.together import joined, run_together
-from coterie.studies.joint import Meeting
+from coterie.studies.joint import Meeting, meeting
 from tests.conformance_table import TABLE
 from tests.small_runs import SMALL, last_state, same
 
@@ -127,7 +127,7 @@ def test_models_that_are_applied_together_are_what_they_are_alone(
         return outputs(self, predict, asks)
 
     monkeypatch.setattr(JointEngine, "outputs", counting)
-    monkeypatch.setattr(Meeting, "joins_models", True)
+    monkeypatch.setattr(Meeting, "as_on_a_gpu", True)
     # A client's samples are 6 numbers each: blocks of two runs, and of a global model of some places at a time.
     monkeypatch.setattr("coterie.compute.joint.prediction._BLOCK_ELEMENTS", 2 * 5 * 7 * 6)
     runs = [planned(name, SETTINGS, seed, f"seed{seed}", hold_out=0.2, eval_train=True) for seed in (1, 2, 3)]
@@ -375,9 +375,14 @@ def test_a_run_that_cannot_write_leaves_the_others_alone(tmp_path: Path, monkeyp
     assert [api.load(tmp_path / run.name).finished for run in runs] == [False, True]
 
 
-def test_a_run_that_diverges_is_found_out_among_others(tmp_path: Path) -> None:
-    settings = SETTINGS | {"local_epochs": 5}
-    runs = [planned("fedavg", settings | {"lr": lr}, 1, f"lr{lr}", dtype="float32") for lr in (0.1, 1e30)]
+@pytest.mark.parametrize("name", ["fedavg", "fedacs", "fedpg", "fedavg_ft"])
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+def test_a_run_that_diverges_is_found_out_among_others(
+    name: str, as_on_a_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Meeting, "as_on_a_gpu", as_on_a_gpu)
+    settings = TABLE[name].settings
+    runs = [planned(name, settings | {"lr": lr}, 1, f"lr{lr}") for lr in (0.1, 1e300)]
 
     def play(run: PlannedRun, watch: Any, processes: Any = None) -> None:
         api.play_config(run.config, processes, out=tmp_path / run.name, progress=watch)
@@ -385,7 +390,24 @@ def test_a_run_that_diverges_is_found_out_among_others(tmp_path: Path) -> None:
     ends = {run.name: said for run, said in run_together(runs, play, lambda run, number, mean: None)}
     with pytest.raises(Diverged) as alone:
         api.run_config(runs[1].config, out=tmp_path / "alone", progress=False)
-    assert ends == {"lr0.1": None, "lr1e+30": str(alone.value)}
+    assert ends == {"lr0.1": None, "lr1e+300": str(alone.value)}
+    play_alone(runs[:1], tmp_path / "first")
+    assert_alike(tmp_path / "lr0.1", tmp_path / "first/lr0.1", exactly=False)
+
+
+@pytest.mark.parametrize("name", ["fedpg", "scaffold", "ditto"])
+def test_the_device_is_asked_once_a_round_whether_all_is_finite(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+    monkeypatch.setattr(Meeting, "as_on_a_gpu", True)
+    monkeypatch.setattr(meeting, "_finite", lambda sums: asked.append(len(sums)) or [True] * len(sums))
+    runs = [planned(name, TABLE[name].settings, seed, f"seed{seed}") for seed in (1, 2, 3)]
+    play_all(runs, tmp_path / "joint")
+    assert asked == [3, 3]
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
 
 
 def test_seconds_are_each_runs_own(tmp_path: Path) -> None:

@@ -26,10 +26,9 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from coterie.algorithms.base import Start, State, Task
-from coterie.algorithms.flame import FLAME, AdmmTraining
+from coterie.algorithms.base import Start, Task
+from coterie.algorithms.flame import AdmmTraining, AlternatingDirections
 from coterie.algorithms.lp_proj import ProjectedTraining, Projection, opening_in_subspace
-from coterie.rows import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +36,12 @@ class ProjectedAdmmTraining(ProjectedTraining, AdmmTraining):
     """FLAME's client with ``P θ_i`` in the place of ``θ_i``."""
 
 
-class ADMMLpProj(FLAME):
+class ADMMLpProj(AlternatingDirections):
     """FLAME in a small random subspace: messages have the length of the subspace."""
 
     name: ClassVar[str] = "admm_lp_proj"
     title: ClassVar[str] = "ADMM Lp-Proj-2"
     citation: ClassVar[str] = "Zhu et al., 2024"
-    has_global: ClassVar[bool] = False
-    has_hybrid: ClassVar[bool] = False
 
     d_sub: int = Field(10, ge=1, description="length of the vectors that are shared")
 
@@ -63,7 +60,3 @@ class ADMMLpProj(FLAME):
             projection=Projection(self.d_sub),
         )
         return {"train": task}
-
-    def global_model(self, server: State) -> Rows | None:
-        """Return no model: a vector of the subspace is none."""
-        return None

@@ -144,6 +144,23 @@ class Algorithm(BaseModel, abc.ABC):
             A generator of asks that returns the new server state and what to record.
         """
 
+    def welcome(self, server: State, cohort: Cohort) -> Round:
+        """Play the server's half of the first round of newcomers: clients that no round has asked before.
+
+        Parameters
+        ----------
+        server
+            The server's state.
+        cohort
+            The newcomers.
+
+        Returns
+        -------
+        Round
+            As :meth:`round`, which it is by default.
+        """
+        return self.round(server, cohort)
+
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
         """Prepare personal models for evaluation; what it does to clients is dropped afterwards.
 

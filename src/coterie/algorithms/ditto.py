@@ -17,18 +17,34 @@ Departures from the paper
 - ``E_v`` and ``η_v`` are E and η unless given. The paper's program takes ``personal_epochs=2`` and λ among .1, 1 and 2.
 - ``local_steps`` counts the steps of ``w_i`` instead of E: with 1, both ``w_i`` and ``w`` change once a round, as in
   FLAME's comparison.
+
+Added to the paper: ``newcomers="global"`` lets the personal model of a client that comes when others have trained begin
+at the global one. With ``"initial"`` it begins, as everybody's does before the first round, at the initial model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field, model_validator
 
-from coterie.algorithms.base import Batch, ClientContext, Fold, Minibatches, Start, State, Task
+from coterie.algorithms.base import (
+    Ask,
+    Batch,
+    ClientContext,
+    Cohort,
+    Fold,
+    Message,
+    Minibatches,
+    Round,
+    Start,
+    State,
+    Task,
+)
 from coterie.algorithms.fedavg import FedAvg
-from coterie.algorithms.local_training import Optimiser, ProximalTraining, refuse_unstable
+from coterie.algorithms.local_training import ANEW, Optimiser, ProximalTraining, refuse_unstable
 from coterie.algorithms.row_numbers import add_times
 from coterie.rows import Rows
 
@@ -58,8 +74,11 @@ class DittoTraining(ProximalTraining):
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Start both models."""
-        rows = self.personal_optimiser.init(context, state["v"], "personal ")
-        return super().start(context, state, message) | {"v": state["v"], "received": message["w"], **rows}
+        v = state["v"]
+        if ANEW in message:
+            v = torch.where(message[ANEW] > 0, message["w"], v)
+        rows = self.personal_optimiser.init(context, v, "personal ")
+        return super().start(context, state, message) | {"v": v, "received": message["w"], **rows}
 
     def personal_step(self, work: Rows, batch: Batch) -> Rows:
         """Take one step of ``v``."""
@@ -92,6 +111,11 @@ class Ditto(FedAvg):
     local_steps: int | None = Field(
         None, ge=1, description="minibatches of the global model in a round, instead of local_epochs"
     )
+    newcomers: Literal["initial", "global"] = Field(
+        "global",
+        description="where the personal model begins of a client that comes when others have trained: at the initial "
+        "model (as in the paper), or at the global one",
+    )
 
     @model_validator(mode="after")
     def _stable(self) -> Ditto:
@@ -117,6 +141,15 @@ class Ditto(FedAvg):
             lam=self.lam,
         )
         return {"train": task}
+
+    def welcome(self, server: State, cohort: Cohort) -> Round:
+        """Play the first round of newcomers, as ``newcomers`` says."""
+        return self.round(server, cohort) if self.newcomers == "initial" else self._welcomed(server, cohort)
+
+    def _welcomed(self, server: State, cohort: Cohort) -> Round:
+        w = server["w"]
+        replies = yield Ask("train", Message(shared={"w": w, ANEW: w.new_ones(1)}))
+        return {"w": self.join(replies["w"], cohort.shares(replies.clients))}, self.standing(len(replies))
 
     def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Return ``v_i``."""

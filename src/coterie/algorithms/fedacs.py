@@ -21,6 +21,18 @@ Departures from the paper
 - C-S6: attention is among the round's participants; ``pool="all"`` uses the last models of all clients
   that take part in training, in this round or another.
 - C-S7: several local epochs, as in the experiments, rather than one step.
+
+Added to the paper, which speaks of neither
+
+- ``newcomers``: a client that comes when others have trained begins at the mean of the members' models (``"mean"``), or
+  trains from there and then from its own mixture (``"mixture"``). ``"initial"`` is the method as printed: it begins at
+  the initial model and hears those alone who join with it.
+- ``returning="mixture"``: ``a_ij ← a_ij φ_j / Σ_l a_il φ_l`` over the last models of all who ever replied, with the
+  freshness ``φ_j = γ^(k* − k_j)`` of :mod:`~coterie.algorithms.last_models`. ``"own"`` is the method as printed; where
+  everybody takes part in every round the two are the same, bit for bit.
+- For both, ``δ`` is taken for a newcomer and for a client that was away in its own row, over the others that it may
+  hear, and admits its value: ``M_ij = (j = i) or (s_ij ≥ δ_i and s_ij > 0)``. Measured by all pairs, a model so young
+  or so old is like nobody's.
 """
 
 from __future__ import annotations
@@ -31,12 +43,13 @@ import torch
 from pydantic import Field
 
 from coterie.algorithms.base import Ask, Cohort, Message, Round, Start, State, Task, Weights
-from coterie.algorithms.local_training import LocalTraining, ProximalTraining
+from coterie.algorithms.last_models import LastModels, attended, heard_by_themselves
+from coterie.algorithms.local_training import ProximalTraining
 from coterie.algorithms.server_math.attention import fedacs_weights
 from coterie.rows import Rows, mix, put_rows, take_rows
 
 
-class FedACS(LocalTraining):
+class FedACS(LastModels):
     """Each client averages with the clients whose models are most similar to its own, then trains."""
 
     name: ClassVar[str] = "fedacs"
@@ -52,7 +65,7 @@ class FedACS(LocalTraining):
     def init(self, start: Start) -> tuple[State, Rows]:
         """Start with every client's last model at the server."""
         members = torch.arange(start.clients, device=start.row.device) if start.members is None else start.members
-        return {"w": start.rows(), "members": members}, {"w": start.rows()}
+        return {"w": start.rows(), "members": members, **self.attending(start)}, {"w": start.rows()}
 
     def tasks(self) -> dict[str, Task]:
         """Return plain training from the averaged model."""
@@ -60,13 +73,24 @@ class FedACS(LocalTraining):
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Select and average for each client, and send each client its own average."""
-        w, clients = server["w"], cohort.clients
-        pool = clients if self.pool == "cohort" else torch.cat([server["members"], clients]).unique()
-        models = take_rows(w, pool)
-        a = fedacs_weights(models, self.p, offdiag=self.offdiag)[torch.searchsorted(pool, clients)]
+        w, clients, members = server["w"], cohort.clients, server["members"]
+        known = self.attendance(server, clients)
+        outside = ~torch.isin(clients, members) & self.settles  # newcomers, who would hear one another alone
+        speakers = members if known is None else members[known.speaks[members]]
+        wide = self.pool == "all" or known is not None or bool(outside.any())
+        pool = torch.cat([speakers, clients]).unique() if wide else clients
+        models, places = take_rows(w, pool), torch.searchsorted(pool, clients)
+        factors = None if known is None else known.freshness[pool].expand(len(pool), -1)
+        if bool(outside.any()):
+            none = torch.ones(len(pool), len(pool), dtype=torch.float64, device=w.device)
+            factors = heard_by_themselves(none if factors is None else factors, places[outside])
+        apart = places[outside if known is None else outside | known.away]
+        a = fedacs_weights(models, self.p, offdiag=self.offdiag, apart=apart, factors=factors)[places]
+        if known is not None and self.settles:
+            a[known.unknown] = self.shares(server, known)[pool]
         replies = yield Ask("train", Message(each={"w": mix(a, models)}))
-        new = {"w": put_rows(w, replies.clients, replies["w"]), "members": server["members"]}
-        return new, {"weights": Weights(a, clients, pool)}
+        new = {"w": put_rows(w, replies.clients, replies["w"]), "members": members}
+        return new | attended(server, replies.clients, cohort.round), {"weights": Weights(a, clients, pool)}
 
     def global_model(self, server: State) -> Rows | None:
         """Return the mean of the members' personal models, which is derived: the method has no global model."""

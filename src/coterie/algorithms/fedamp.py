@@ -21,6 +21,14 @@ Departures from the paper
 - C-A7: all clients start from one common model (``common_start``).
 - The experiments' values are not published. By default σ is the median squared distance between two clients' models,
   taken anew each round, and κ = 2/m; both count those clients only that take part in training.
+
+Added to the paper, which speaks of neither, here and in HeurFedAMP
+
+- ``newcomers``: a client that comes when others have trained begins at the mean of the members' models and is held to
+  it (``"mean"``), and then plays a round of the method (``"mixture"``). ``"initial"`` is the method as printed.
+- ``returning="mixture"``: ``ξ_ij ← ξ_ij φ_j / Σ_l ξ_il φ_l`` with the freshness ``φ_j = γ^(k* − k_j)`` of
+  :mod:`~coterie.algorithms.last_models`, and a client that was away starts from its cloud model, whatever ``begin``
+  says. ``"own"`` is the method as printed; where everybody takes part in every round the two are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,14 +41,17 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Info, Message, Round, Start, State, Task, Weights
-from coterie.algorithms.local_training import LocalTraining, ProximalTraining, refuse_unstable
+from coterie.algorithms.last_models import NEWCOMERS, LastModels, Newcomers, attended, reweighed
+from coterie.algorithms.local_training import ANEW, ProximalTraining, refuse_unstable
 from coterie.algorithms.server_math.attention import fedamp_weights, median_squared_distance
 from coterie.rows import Rows, distances_from, mix, put_rows, squared_distances
 
 
-class MessagePassing(LocalTraining):
+class MessagePassing(LastModels):
     """What FedAMP and HeurFedAMP share: a cloud model for each client, and proximal training towards it."""
 
+    # On newcomers' validation samples a round of the method after the first exchange gave more, in FedACS the mean did.
+    newcomers: Newcomers = Field("mixture", description=NEWCOMERS)
     prox: float = Field(1.0, ge=0, description="weight λ/α of the proximal term that holds a client to its cloud model")
     begin: Literal["own", "cloud"] = Field("own", description="where local training starts")
     common_start: bool = Field(True, description="start all clients from one model, rather than each from its own")
@@ -58,7 +69,7 @@ class MessagePassing(LocalTraining):
             everyone = torch.arange(start.clients, device=fresh.device)
             w, u, own = (put_rows(rows, everyone, fresh) for rows in (w, u, own))
         members = torch.arange(start.clients, device=w.device) if start.members is None else start.members
-        return {"w": w, "u": u, "members": members}, {"w": own}
+        return {"w": w, "u": u, "members": members, **self.attending(start)}, {"w": own}
 
     def tasks(self) -> dict[str, Task]:
         """Return the training towards the cloud model."""
@@ -71,17 +82,24 @@ class MessagePassing(LocalTraining):
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Make the cloud models, send each client its own, and keep the models that come back."""
-        w = server["w"]
+        w, clients = server["w"], cohort.clients
         xi, kept, info = self.attention(w, server["members"], cohort)
+        known = self.attendance(server, clients)
+        if known is not None:
+            xi = reweighed(xi, known.freshness)
+            if self.settles:
+                xi[known.unknown] = self.shares(server, known)
         u = mix(xi, w)
-        replies = yield Ask("train", Message(each={"w": u}))
+        anew = {} if known is None else {ANEW: known.away.to(u.dtype).unsqueeze(1)}
+        replies = yield Ask("train", Message(each={"w": u, **anew}))
         everyone = torch.arange(cohort.total, device=w.device)
         new = {
             "w": put_rows(w, replies.clients, replies["w"]),
-            "u": put_rows(server["u"], cohort.clients, u),
+            "u": put_rows(server["u"], clients, u),
             "members": server["members"],
+            **attended(server, replies.clients, cohort.round),
         }
-        return new | kept, {"weights": Weights(xi, cohort.clients, everyone), **info}
+        return new | kept, {"weights": Weights(xi, clients, everyone), **info}
 
     def other_models(self, server: State) -> dict[str, Rows]:
         """Return the cloud models."""
@@ -99,6 +117,12 @@ class FedAMP(MessagePassing):
     kappa: float | None = Field(None, ge=0, description="weight κ = α/σ of an identical model; 2/clients if not given")
     guard: bool = Field(True, description="keep self weights at xi_min or above")
     xi_min: float = Field(0.0, ge=0, le=1, description="least self weight under the guard")
+
+    @model_validator(mode="after")
+    def _weights_are_not_negative(self) -> FedAMP:
+        if self.returning == "mixture" and not self.guard:
+            raise ValueError("guard=false has negative weights, which returning=mixture cannot weigh by freshness")
+        return self
 
     def init(self, start: Start) -> tuple[State, Rows]:
         """Keep the scale σ beside the models."""

@@ -33,6 +33,14 @@ Departures from the paper
   the models need fewer rounds.
 - ``dual=False`` holds ``π_i`` at zero. With ``centre="global"`` and everybody taking part the method is then pFedMe
   with one local round and the step ``α_i/(λ α_i + ρ)`` (C-F6).
+
+Added to the paper, which speaks of neither
+
+- ``newcomers="global"``: a client that comes when others have trained begins at ``θ_i = w_i = w`` with ``π_i = 0``, as
+  everybody does at ``w⁰`` before the first round, so that Lemma 3 holds. ``"initial"`` leaves it at ``w⁰``.
+- ``returning="consensus"``: so does a client i that was away. With ``k_i`` the round in which it last replied, 0 if it
+  never did, that is one with ``k_i < max_j k_j``. Its last message stays in the mean until it replies. ``"own"`` is the
+  method as printed; where everybody takes part in every round the two are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -46,7 +54,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from coterie.algorithms.base import Ask, ClientContext, Cohort, Message, Round, Start, State, Task
-from coterie.algorithms.local_training import LocalTraining, ProximalTraining, refuse_unstable
+from coterie.algorithms.last_models import HEARD, attended
+from coterie.algorithms.local_training import ANEW, LocalTraining, ProximalTraining, refuse_unstable
 from coterie.rows import Rows, put_rows, take_rows, total
 
 EXACT_EVERY = 100
@@ -99,7 +108,11 @@ class AdmmTraining(PersonalTraining):
     dual: bool
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
-        """Continue from the client's own ``θ`` and dual."""
+        """Continue from the client's own ``θ`` and dual, or ``anew`` from the shared model with a dual of zero."""
+        if ANEW in message:
+            anew, w, own = message[ANEW] > 0, message["w"], dict(state.items())
+            begun = {"theta": w, "w": w, "pi": torch.zeros_like(w)}
+            state = own | {name: torch.where(anew, value, own[name]) for name, value in begun.items()}
         return super().start(context, state, message) | {name: state[name] for name in ("pi", "alpha", "rho")}
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
@@ -141,7 +154,11 @@ class Consensus(LocalTraining):
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Broadcast the mean, and keep the messages that come back."""
-        replies = yield Ask("train", Message(shared={"w": self.mean(server)}))
+        return self.played(server, cohort, Message(shared={"w": self.mean(server)}))
+
+    def played(self, server: State, cohort: Cohort, message: Message) -> Round:
+        """Send a message, and keep the messages that come back."""
+        replies = yield Ask("train", message)
         clients = replies.clients
         u = put_rows(server["u"], clients, replies["u"])
         # A newcomer's first message joins the mean; until then it did not count.
@@ -151,21 +168,16 @@ class Consensus(LocalTraining):
         else:
             summed = server["sum"] + take_rows(u, clients).sum(0, dtype=torch.float64)
             summed -= total(take_rows(server["u"], clients), server["counted"][clients])
-        return {"u": u, "sum": summed, "counted": counted}, {}
+        new = {"u": u, "sum": summed, "counted": counted}
+        return new | attended(server, clients, cohort.round), {}
 
     def personal(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Return ``θ_i``."""
         return {"w": state["theta"]}
 
 
-class FLAME(Consensus):
-    """Personal models held to a consensus that duals drive to agreement, and the consensus itself."""
-
-    name: ClassVar[str] = "flame"
-    title: ClassVar[str] = "FLAME"
-    citation: ClassVar[str] = "Zhu et al., 2024"
-    has_global: ClassVar[bool] = True
-    has_hybrid: ClassVar[bool] = True
+class AlternatingDirections(Consensus):
+    """What FLAME has in common with its form in a subspace: a dual for each client."""
 
     rho: float | None = Field(None, gt=0, description="penalty ρ of the constraint w_i = w; lam/clients if not given")
     alpha: Literal["uniform", "size"] = Field("uniform", description="weights of clients: equal, or by their samples")
@@ -173,7 +185,7 @@ class FLAME(Consensus):
     dual: bool = Field(True, description="update the duals; otherwise they stay zero")
 
     @model_validator(mode="after")
-    def _penalised(self) -> FLAME:
+    def _penalised(self) -> AlternatingDirections:
         if self.rho is None and self.lam == 0:
             raise ValueError("rho is lam/clients unless given: give it with lam=0")
         return self
@@ -188,6 +200,52 @@ class FLAME(Consensus):
         rho = torch.full_like(alpha, self.lam / len(sizes[members]) if self.rho is None else self.rho)
         w, pi = start.rows(opening), start.rows(torch.zeros_like(opening))
         return server, clients | {"w": w, "pi": pi, "alpha": alpha, "rho": rho}
+
+
+class FLAME(AlternatingDirections):
+    """Personal models held to a consensus that duals drive to agreement, and the consensus itself."""
+
+    name: ClassVar[str] = "flame"
+    title: ClassVar[str] = "FLAME"
+    citation: ClassVar[str] = "Zhu et al., 2024"
+    has_global: ClassVar[bool] = True
+    has_hybrid: ClassVar[bool] = True
+
+    newcomers: Literal["initial", "global"] = Field(
+        "global",
+        description="where a client begins that comes when others have trained: at the initial model (as in the "
+        "paper), or at the consensus",
+    )
+    returning: Literal["own", "consensus"] = Field(
+        "own",
+        description="what a client that was away goes on from: its own model and dual (as in the paper), or the "
+        "consensus and a dual of zero",
+    )
+
+    def init(self, start: Start) -> tuple[State, Rows]:
+        """Keep, if it counts, who replied when."""
+        server, clients = super().init(start)
+        heard = torch.zeros(start.clients, dtype=torch.int64, device=start.row.device)
+        return server | ({} if self.returning == "own" else {HEARD: heard}), clients
+
+    def round(self, server: State, cohort: Cohort) -> Round:
+        """Broadcast the mean, say who is to begin anew, and keep the messages that come back."""
+        if self.returning == "own":
+            return super().round(server, cohort)
+        heard = server[HEARD]
+        return self.begun(server, cohort, heard[cohort.clients] < heard.max())
+
+    def welcome(self, server: State, cohort: Cohort) -> Round:
+        """Play the first round of newcomers, as ``newcomers`` says."""
+        if self.newcomers == "initial":
+            return self.round(server, cohort)
+        return self.begun(server, cohort, torch.ones_like(cohort.clients, dtype=torch.bool))
+
+    def begun(self, server: State, cohort: Cohort, anew: Tensor) -> Round:
+        """Play a round in which some clients begin anew."""
+        w = self.mean(server)
+        message = Message(shared={"w": w}, each={ANEW: anew.to(w.dtype).unsqueeze(1)})
+        return self.played(server, cohort, message)
 
     def tasks(self) -> dict[str, Task]:
         """Return the client's half."""

@@ -11,6 +11,8 @@ As FedAMP, but with a fixed self weight and a softmax of cosines, which do not f
 Departures from the paper: those of FedAMP that concern the local step (C-A4, C-A7); the published self weight
 ``1/(N_i + 1)``, with N_i the clients that share i's distribution, needs knowledge that a server does not have, so
 ``self_weight`` is given: one number, or one for each client.
+
+Added to the paper: ``newcomers`` and ``returning``, as in FedAMP.
 """
 
 from __future__ import annotations

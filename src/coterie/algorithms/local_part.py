@@ -297,6 +297,10 @@ class PartlyLocal(Algorithm):
         """Play the method's round."""
         return self.method.round(server, replace(cohort, layout=self.part.layout))
 
+    def welcome(self, server: State, cohort: Cohort) -> Round:
+        """Welcome newcomers as the method does."""
+        return self.method.welcome(server, replace(cohort, layout=self.part.layout))
+
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
         """Prepare personal models as the method does."""
         return self.method.personalise(server, replace(cohort, layout=self.part.layout))

@@ -14,6 +14,9 @@ from coterie.algorithms.row_numbers import add_times, nonzero
 from coterie.errors import ConfigError
 from coterie.rows import Rows
 
+ANEW = "anew"
+"""The name, in a message, of a number for each client: above 0 if it is to start from what it is sent."""
+
 
 @dataclass(frozen=True)
 class Optimiser:
@@ -118,7 +121,8 @@ class Optimiser:
 class ProximalTraining(Task):
     """Epochs of ``w ← w − η (∇f_i(w; batch) + prox (w − centre))``; the client keeps ``w`` and sends it.
 
-    The message holds ``w``, the centre. The client's state holds ``w``, its own model.
+    The message holds ``w``, the centre. The client's state holds ``w``, its own model. A message may say with ``anew``
+    that a client is to start at the centre wherever it would start by itself.
 
     Parameters
     ----------
@@ -145,7 +149,10 @@ class ProximalTraining(Task):
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Start at the centre, or at the client's own model."""
-        params = (state["w"] if self.from_own else message["w"]).clone(memory_format=torch.contiguous_format)
+        first = state["w"] if self.from_own else message["w"]
+        if self.from_own and ANEW in message:
+            first = torch.where(message[ANEW] > 0, message["w"], first)
+        params = first.clone(memory_format=torch.contiguous_format)
         work = {"w": params, **self.optimiser.init(context, params)}
         return work | ({"centre": message["w"]} if self.prox else {})
 

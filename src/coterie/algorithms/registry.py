@@ -30,6 +30,7 @@ _NO_METHODS = (
         "body_and_head",
         "client",
         "contract",
+        "last_models",
         "local_part",
         "local_training",
         "messages",

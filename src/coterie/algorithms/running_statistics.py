@@ -265,9 +265,15 @@ class WithStatistics(Algorithm):
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Play the method's round, and average the running statistics that come back."""
+        return self._with_means(self.method.round, server, cohort)
+
+    def welcome(self, server: State, cohort: Cohort) -> Round:
+        """Welcome newcomers as the method does, with running statistics."""
+        return self._with_means(self.method.welcome, server, cohort)
+
+    def _with_means(self, half: Callable[[State, Cohort], Round], server: State, cohort: Cohort) -> Round:
         inner, running = self._apart(server)
-        play = self.method.round(inner, cohort)
-        both, running = yield from self._played(play, running, cohort)
+        both, running = yield from self._played(half(inner, cohort), running, cohort)
         return both[0] | self._sent(running), both[1]
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:

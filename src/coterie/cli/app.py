@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from coterie.cli import compare, data, export, federate, leaderboard, listing, partition, recipe, report, runs
+from coterie.cli import choose, compare, data, export, federate, leaderboard, listing, partition, recipe, report, runs
 from coterie.errors import Interrupted
 from coterie.version import __version__
 
@@ -39,7 +39,9 @@ app = typer.Typer(
 )
 app.command()(runs.run)
 app.command()(compare.compare)
+app.command()(choose.choose)
 app.command()(export.export)
+app.command()(export.personalize)
 app.command()(export.predict)
 app.command()(report.report)
 app.command()(runs.resume)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coterie.cli.console import err
 from coterie.cli.shared_options import DataDir, Folder, Text, Texts
+
+if TYPE_CHECKING:
+    from coterie.results.export import Exported
 
 
 def export(
@@ -41,15 +44,44 @@ def export(
     written = exporting.export(
         run, out, clients=client or None, best=exporting.kind(best), onnx=onnx, data_dir=data_dir
     )
-    entries = written.about["clients"]
-    for entry in entries[:_SHOWN]:
-        whose = "all clients" if entry["client"] is None else entry.get("name", f"client {entry['client']}")
-        measured = ", ".join(f"{name} {value:.4f}" for name, value in entry["test"].items())
-        said = f"on test samples: {measured}" if measured else "not measured"
-        err.print(f"{whose}: {entry['kind']} model, {said}", markup=False, highlight=False, soft_wrap=True)
-    if len(entries) > _SHOWN:
-        err.print(f"and {len(entries) - _SHOWN} more", highlight=False)
-    err.print(f"model: {written.folder}", markup=False, highlight=False, soft_wrap=True)
+    _say_what_was_written(written)
+
+
+def personalize(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    data: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="The client's samples: a CSV or Parquet table, or x and y in an .npz file."),
+    ],
+    name: Annotated[
+        Text, typer.Option(metavar="NAME", help="What the client is called.", show_default="as its table says")
+    ] = None,
+    label: Annotated[
+        Text, typer.Option(metavar="COLUMN", help="The column to predict.", show_default="the run's")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many rounds the client joins for.", show_default="the run's adapt_rounds"),
+    ] = None,
+    test_fraction: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Which part of the samples is kept to measure the model.", show_default="the run's, or 0.2"
+        ),
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write the model as an ONNX file too.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder to write.")] = Path("model"),
+) -> None:
+    """Make a model for a client that was in no run, from a finished run and its own samples; then `coterie predict`.
+
+    Example: coterie personalize runs/fedacs-hospitals-seed1 --data new.csv --out new
+    """
+    from coterie.results import export as exporting
+
+    written = exporting.personalize(
+        run, data, out, name=name, label=label, rounds=rounds, test_fraction=test_fraction, onnx=onnx
+    )
+    _say_what_was_written(written)
 
 
 def predict(
@@ -80,6 +112,18 @@ def predict(
     except OSError as error:
         raise ConfigError(f"out is {str(out)!r}, which cannot be written ({error.strerror or error})") from error
     err.print(f"scores: {out} ({len(scores):,} rows)", markup=False, highlight=False)
+
+
+def _say_what_was_written(written: Exported) -> None:
+    entries = written.about["clients"]
+    for entry in entries[:_SHOWN]:
+        whose = "all clients" if entry["client"] is None else entry.get("name", f"client {entry['client']}")
+        measured = ", ".join(f"{name} {value:.4f}" for name, value in entry["test"].items())
+        said = f"on test samples: {measured}" if measured else "not measured"
+        err.print(f"{whose}: {entry['kind']} model, {said}", markup=False, highlight=False, soft_wrap=True)
+    if len(entries) > _SHOWN:
+        err.print(f"and {len(entries) - _SHOWN} more", highlight=False)
+    err.print(f"model: {written.folder}", markup=False, highlight=False, soft_wrap=True)
 
 
 _SHOWN = 20  # clients that are named

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 import yaml
@@ -21,9 +21,9 @@ from coterie import signals
 from coterie.algorithms import registry
 from coterie.cli import agreeing, watching
 from coterie.cli.console import err, out
-from coterie.cli.shared_options import Folder, Method, Track, with_fields
+from coterie.cli.shared_options import EXPERIMENT, Folder, Method, Track, with_fields
 from coterie.errors import ConfigError, RunFolderError
-from coterie.federation.plan import Plan
+from coterie.federation.plan import Plan, of_experiment
 
 if TYPE_CHECKING:
     from coterie.federation.flower.control import Control
@@ -147,11 +147,27 @@ def renew(
 
 
 @app.command()
-@with_fields("participation", "eval_every", "settings", rounds=_PLAN["rounds"].default)
+@with_fields("participation", "eval_every", "settings")
 def run(
     folder: Project,
-    algorithm: Method,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD",
+            help="A method's name, or a .yaml file of an experiment, of which the method, its settings, rounds and "
+            "participation are taken; options override it.",
+        ),
+    ],
     fields: dict[str, Any],
+    rounds: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            min=1,
+            help="How many rounds are played.",
+            show_default=f"{_PLAN['rounds'].default}, or what the file says",
+            rich_help_panel=EXPERIMENT,
+        ),
+    ] = None,
     deadline: Annotated[float, _plan_option("deadline")] = _PLAN["deadline"].default,
     minimum: Annotated[int, _plan_option("minimum")] = _PLAN["minimum"].default,
     wait: Annotated[float, _plan_option("wait")] = _PLAN["wait"].default,
@@ -161,6 +177,12 @@ def run(
     track: Track = None,
 ) -> None:
     """Run a method over the nodes that are there; a run that was stopped goes on from its last round."""
+    fields |= {} if rounds is None else {"rounds": rounds}
+    if what.endswith((".yaml", ".yml")):
+        fields = of_experiment(Path(what), fields)
+    else:
+        fields |= {"algorithm": what}
+    algorithm = str(fields["algorithm"])
     registry.check(algorithm)
     _need_flower()
     from coterie import options
@@ -168,7 +190,6 @@ def run(
     from coterie.tracking import make_all
 
     values = {
-        "algorithm": algorithm,
         **fields,
         "deadline": deadline,
         "minimum": minimum,
@@ -196,6 +217,7 @@ def status(folder: Project) -> None:
     from coterie.federation import agreement
     from coterie.federation.flower.expiry import warnings_of
     from coterie.runs.storage import MetricsLog, events, read_config, read_summary
+    from coterie.runs.storage.run_files import read_client_names
 
     files = (folder / "server" / name for name in ("server.crt", "ca.crt"))
     for warning in warnings_of({str(path): path for path in files if path.exists()}):
@@ -220,8 +242,9 @@ def status(folder: Project) -> None:
             highlight=False,
             soft_wrap=True,
         )
+        names = read_client_names(path)
         for event in events.read(path)[-5:]:
-            out.print(f"  {event}", markup=False, highlight=False, soft_wrap=True)
+            out.print(f"  {event.told(names)}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -210,9 +210,7 @@ class BatchedEngine(Engine):
 
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
         """Run a task for some clients, all rows of a chunk at once."""
-        host = on_host(
-            clients
-        )  # what is one number a client is computed on the host: a launch takes longer than the work
+        host = on_host(clients)  # where what is one number a client is computed: a launch takes longer than the work
         order = torch.argsort(self.host_sizes["train"][host], descending=True, stable=True)
         pieces = self._chunks(task, order, self.host_sizes["train"][host[order]])
         with self.rounding():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from coterie import randomness
 from coterie.algorithms.base import ClientContext, Minibatches, Net, Task
 from coterie.algorithms.contract import check_pair, check_rows
+from coterie.compute.finiteness import Finiteness
 from coterie.compute.samples import Samples, Split
 from coterie.models.problem import Problem
 from coterie.rows import Rows
@@ -61,14 +61,13 @@ class Engine(abc.ABC):
     even_batches: bool = False
     """Whether the width of a client's batches is its own, whoever is computed with it: where steps are recorded that of
     the largest of the federation, else one that its number of samples decides."""
-    seen_finite: bool = False
-    """Whether what :meth:`run` gave last was seen to have nothing that is NaN or infinite."""
 
     def __init__(self, problem: Problem, samples: Samples, seed: int) -> None:
         self.problem, self.samples, self.seed = problem, samples, seed
         splits: tuple[Split, ...] = ("train", "validation", "test")
         self.sizes = {split: samples.sizes(split) for split in splits}
         self.host_sizes = {split: sizes.cpu() for split, sizes in self.sizes.items()}
+        self._put_off: list[tuple[Finiteness, Callable[[], None]]] = []
 
     @property
     @abc.abstractmethod
@@ -103,6 +102,17 @@ class Engine(abc.ABC):
 
         Returns what changes in their state, and their replies, in the order of ``clients``.
         """
+
+    def examine(self, look_closely: Callable[[], None]) -> None:
+        """Have what :meth:`run` gave last looked at for numbers that are not finite: now, or in :meth:`settle`."""
+        look_closely()
+
+    def settle(self) -> None:
+        """Look closely at what :meth:`examine` put off and may not be finite, before any of it counts."""
+        put_off, self._put_off = self._put_off, []
+        for finite, look_closely in put_off:
+            if not finite.known:
+                look_closely()
 
     @abc.abstractmethod
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
@@ -154,16 +164,6 @@ def finished(task: Task, context: ClientContext, work: Rows) -> tuple[Rows, Rows
     for what, rows in zip(("the state that finish changes", "the reply that finish gives"), both, strict=True):
         check_rows(what, rows, len(context.clients))
     return both
-
-
-def sums_are_finite(rows: Sequence[Tensor]) -> bool:
-    """Say whether matrices have finite sums of rows, reading one number from the device.
-
-    A sum is finite only if all its terms are, but for overflow, which a closer look then clears. They are of the rows'
-    own type: a CPU takes 25 times as long to sum float32 numbers in float64.
-    """
-    sums = [value.reshape(len(value), -1).sum(1).double() for value in rows]
-    return math.isfinite((sums[0] if len(sums) == 1 else torch.cat(sums)).abs().sum().item()) if sums else True
 
 
 def take(rows: Rows, index: Tensor | slice) -> Rows:

@@ -13,6 +13,15 @@ from coterie.evaluation.accuracy_matrix import (
 from coterie.evaluation.collaboration import block_contrast, recover_groups, recovery
 from coterie.evaluation.fairness import Fairness, fairness
 from coterie.evaluation.metrics import METRICS, Metric, per_client, segment_mean
+from coterie.evaluation.paired import (
+    MaximumTest,
+    better_than_reference,
+    combined_pvalue,
+    mean_interval,
+    paired_interval,
+    share_of_firsts,
+    stratified_mean,
+)
 from coterie.evaluation.selection import HybridChoice, best_round, hybrid_oracle, hybrid_validation
 from coterie.evaluation.significance import (
     OverSeeds,
@@ -29,26 +38,33 @@ __all__ = [
     "Fairness",
     "HybridChoice",
     "MatrixSummary",
+    "MaximumTest",
     "Metric",
     "OverSeeds",
     "PairedTest",
     "Spread",
     "benjamini_hochberg",
     "best_round",
+    "better_than_reference",
     "block_contrast",
+    "combined_pvalue",
     "fairness",
     "g_acc",
     "hybrid_oracle",
     "hybrid_validation",
     "l_acc",
     "mcnemar",
+    "mean_interval",
     "most_discordant",
     "over_seeds",
+    "paired_interval",
     "per_client",
     "recover_groups",
     "recovery",
     "s_acc",
     "segment_mean",
+    "share_of_firsts",
+    "stratified_mean",
     "summarise_matrix",
     "wilcoxon",
 ]

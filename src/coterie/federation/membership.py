@@ -64,8 +64,7 @@ class Membership:
         """Note that a member replied; one that was missing is reported as returned."""
         if client in self._missing:
             self._missing.discard(client)
-            name = self._agreement.members[client].name
-            self._report(Event(round_number, "returned", client, f"{name} replies again"))
+            self._report(Event(round_number, "returned", client, "it replies again"))
 
     def refresh(self, round_number: int) -> None:
         """See which nodes are connected, and ask those that are new who they are."""

@@ -28,9 +28,9 @@ def _tokens(value: object) -> bool:
 
 
 def _evaluation(value: object) -> bool:
-    return (
-        isinstance(value, dict) and set(value) == {"round", "base"} and _count(value["round"]) and _text(value["base"])
-    )
+    if not isinstance(value, dict) or set(value) != {"round", "base", "answers"}:
+        return False
+    return _count(value["round"]) and _text(value["base"]) and isinstance(value["answers"], bool)
 
 
 def _settings(value: object) -> bool:
@@ -52,7 +52,7 @@ _WORK: dict[str, tuple[Callable[[object], bool], str]] = {
     "counted": (_maybe(_text), "a token or nothing"),
     "base": (_maybe(_text), "a token or nothing"),
     "keep": (_maybe(_tokens), "tokens"),
-    "evaluate": (_maybe(_evaluation), "a round and a token, or nothing"),
+    "evaluate": (_maybe(_evaluation), "a round, a token and whether answers are wanted, or nothing"),
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from coterie.runs.storage import MetricsLog, TimingsLog, events
+from coterie.runs.storage.run_files import read_client_names
 from coterie.units import format_bytes
 
 _MODELS = ("personal", "global", "hybrid")
@@ -37,7 +38,7 @@ class RunMonitor:
             if event.what == "resumed":  # rounds after the checkpoint are played again
                 self._played = {number for number in self._played if number <= event.round}
                 self._measured = {number for number in self._measured if number <= event.round}
-            yield str(event)
+            yield event.told(read_client_names(self._run))
         self._events = len(found)
         yield from self._round_lines()
 

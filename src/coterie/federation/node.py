@@ -27,7 +27,7 @@ from coterie.federation.node_state import NodeState, save_sealed
 from coterie.federation.party_data import own_population
 from coterie.federation.privacy_ledger import Ledger
 from coterie.federation.resident import Means, Resident, Residents, Timed, check_code
-from coterie.federation.schema import EVALUATE, GLOBAL, LAST, check_message
+from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST, check_message
 from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack, without_folders
 from coterie.models.batch_norm import statistics_state
 from coterie.rows import Rows
@@ -81,9 +81,10 @@ class Node:
         header: dict[str, Any] = {}
         try:
             with threads(self.means.threads or self.agreement.threads), torch.no_grad():
-                envelope = unpack(block, self.agreement.limit)
+                envelope, digest = unpack(block, self.agreement.limit), hashlib.blake2b(block).digest()
+                del block  # a model: there may not be room for it beside the copies that are worked with
                 header = envelope.header
-                return self._answer(envelope, hashlib.blake2b(block).digest())
+                return self._answer(envelope, digest)
         except (CoterieError, Rejected) as error:
             reason = without_folders(str(error), self.folder, Path.cwd(), Path.home())
             if reason != str(error):
@@ -127,6 +128,7 @@ class Node:
         scores: list[Score] = []
         if header.get("evaluate") is not None:
             scores = self._evaluate(envelope, resident, state)
+        envelope = Envelope(header, {f"message/{name}": value for name, value in envelope.under("message").items()})
         reply: Rows = {}
         if header.get("task") is not None:
             reply = self._work(envelope, resident, state, digest)
@@ -136,7 +138,16 @@ class Node:
             told["seconds"] = time.perf_counter() - began
         if self._ledger is not None:
             told["epsilon"] = _number(self._ledger.epsilon(str(header.get("run"))))
-        return pack({**_returned(header), **told}, {f"reply/{name}": value[0] for name, value in reply.items()})
+        tensors = {f"reply/{name}": value[0] for name, value in reply.items()}
+        for score in scores:
+            if score.answers is not None and bool(score.answers.isfinite().all()):
+                tensors[f"{ANSWERS}/{score.split}/{score.model}"] = score.answers.cpu()
+        return pack({**_returned(header), **told}, tensors)
+
+    @property
+    def _tells_answers(self) -> bool:
+        """Whether the silo lets its samples' answers be told; a promise of privacy covers them unless it says so."""
+        return self.means.tell_answers and (self._ledger is None or self._ledger.promise.tell_metrics)
 
     def _population(self, config: ExperimentConfig) -> Population:
         federates = registry.get(config.algorithm).federates
@@ -212,7 +223,7 @@ class Node:
             # The server sends what is shared, and the rest of each model lies here.
             for other in models.keys() - {"personal"}:
                 models[other] = simulation.completed(models[other], lambda name: before[name].to(device))
-            scores = Scorer(simulation, one, one.new_zeros(0)).score(models)
+            scores = Scorer(simulation, one, one.new_zeros(0)).score(models, wanted["answers"] and self._tells_answers)
             kind = "personal" if models.get("personal") else GLOBAL
             model = {name: value[0] for name, value in models.get(kind, {}).items()}
             self._keep(envelope.header, resident.config, simulation, kind, model, scores)
@@ -253,11 +264,11 @@ class Node:
         tensors: dict[str, Tensor] = {}
         for key, row in model.items():
             if key == "w" and row.shape == (layout.size,):
-                tensors |= layout.state_dict(row)
+                tensors |= layout.views(row)
             elif key == STATISTICS:
                 tensors |= statistics_state(simulation.engine.problem.module, row)
             else:
-                tensors[key] = row.detach().clone().contiguous()
+                tensors[key] = row
         round_number = int(header["evaluate"]["round"])
         facts = {"algorithm": config.algorithm, "model": config.model, "kind": kind, "round": str(round_number)}
         save_sealed(folder / "model.safetensors", tensors, facts)

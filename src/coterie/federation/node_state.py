@@ -26,7 +26,7 @@ from coterie.rows import Rows
 from coterie.runs.storage.atomic_files import remove_drafts, replacing, sync
 from coterie.runs.storage.format_versions import check_format, stamp
 from coterie.runs.storage.seals import BLANK, check_seal, seal
-from coterie.runs.storage.tensor_file import save_named
+from coterie.runs.storage.tensor_file import TensorToWrite, write
 
 _TOKEN = re.compile(r"[0-9a-z-]{1,80}")
 _RUN = re.compile(r"[0-9a-z-]{1,80}")
@@ -116,9 +116,8 @@ class NodeState:
         return [path for path in folder.iterdir() if path.name.endswith(_ENDING)] if folder.is_dir() else []
 
     def _write(self, path: Path, token: str, rows: Rows) -> None:
-        plain = {name: value.detach().clone().contiguous() for name, value in rows.items()}
         notes = {**{name: str(value) for name, value in stamp(_FORMAT).items()}, "token": token}
-        save_sealed(path, plain, {**notes, "order": json.dumps(list(plain))})
+        save_sealed(path, rows, {**notes, "order": json.dumps(list(rows))})
 
     def _read(self, path: Path, names: Collection[str] | None = None) -> tuple[str, Rows]:
         """Read a state's token and its rows, or those of these names."""
@@ -139,7 +138,9 @@ class NodeState:
 def save_sealed(path: Path, tensors: Rows, notes: dict[str, str]) -> None:
     """Write a file of tensors, with notes and its own checksum, whole or not at all."""
     with replacing(path) as draft:
-        save_named(draft, tensors, {**notes, "checksum": BLANK})
+        # Block by block: safetensors itself holds all of them once more on the way.
+        entries = {name: TensorToWrite.of(value) for name, value in tensors.items()}
+        write(draft, entries, {**notes, "checksum": BLANK})
         seal(draft)
 
 

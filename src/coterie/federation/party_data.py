@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -150,8 +151,6 @@ def _in_order(found: Dataset, schema: Schema) -> Dataset:
             continue  # nothing is missing here
         elif "=" not in name or name.partition("=")[0] not in texts:
             raise DataError(f"the node's table has no column for {name!r}, which {FILE} names")
-    # With what was agreed on; else with means, of which a column that is not scaled has 0.
-    fill = torch.tensor(schema.fill or schema.mean, dtype=torch.float64).expand(len(columns)).tolist()
     preparation = _reordered(found, columns)
     has_gaps = preparation is not None and bool(preparation.gaps)
     ones = (0.0,) * len(columns), (1.0,) * len(columns)
@@ -161,9 +160,15 @@ def _in_order(found: Dataset, schema: Schema) -> Dataset:
         features=columns,
         mean=ones[0],
         std=ones[1],
-        fill=tuple(fill) if has_gaps else (),
+        fill=filling(schema) if has_gaps else (),
         preparation=preparation,
     )
+
+
+def filling(schema: Schema) -> tuple[float, ...]:
+    """Give what fills gaps: what was agreed on; else means, of which a column that is not scaled has 0."""
+    fill = schema.fill or schema.mean
+    return fill * len(schema.columns) if len(fill) == 1 else fill
 
 
 def _reordered(found: Dataset, columns: Sequence[str]) -> Preparation | None:
@@ -202,7 +207,12 @@ def blank_population(agreement: Agreement, sizes: Mapping[str, Sequence[int]]) -
     schema = agreement.data
     y = torch.zeros(1, dtype=torch.float32 if schema.task == "regression" else torch.int64)
     x = torch.zeros(1, *schema.input_shape, dtype=torch.int64 if schema.words else torch.float32)
-    blank = Dataset("blank", x, y, 1, schema.task, schema.classes, schema.mean, schema.std)
+    known: dict[str, Any] = {
+        "features": schema.columns,
+        "columns": {name: column.model_dump(mode="json") for name, column in schema.table.items()},
+        "fill": filling(schema) if any(column.gaps for column in schema.table.values()) else (),
+    }
+    blank = Dataset("blank", x, y, 1, schema.task, schema.classes, schema.mean, schema.std, **known)
     splits = {split: Ragged.of([np.zeros(size, np.int64) for size in each]) for split, each in sizes.items()}
     return Population(blank, _shares(splits), _everyone(len(agreement.members)))
 

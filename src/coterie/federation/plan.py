@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from coterie.config import SHORTHANDS
 from coterie.errors import ConfigError
+from coterie.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from coterie.config import ExperimentConfig
     from coterie.federation.agreement import Agreement
+
+
+OF_AN_EXPERIMENT = ("algorithm", "rounds", "participation", "eval_every")
+"""Fields of an experiment's file that a plan takes, besides settings: all else was agreed on."""
+
+
+def of_experiment(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read from an experiment's file what a plan takes of it; what is given stands over it."""
+    found = read_yaml(path, "experiment file")
+    settings = found.get("settings") or {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings is {settings!r}, but must map the method's parameters to values")
+    if found.get("algorithm") is None:
+        raise ConfigError(f"algorithm is missing in {str(path)!r}: name the method to run")
+    own = {name: found[name] for name in SHORTHANDS if found.get(name) is not None}
+    values = {name: found[name] for name in OF_AN_EXPERIMENT if found.get(name) is not None}
+    return {**values, **given, "settings": {**settings, **own, **(given.get("settings") or {})}}
 
 
 class Plan(BaseModel):

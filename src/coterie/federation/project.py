@@ -68,6 +68,7 @@ class NodeConfig(BaseModel):
     max_steps: int = Field(1_000_000, ge=1, description="steps that a message may ask for")
     max_seconds: float = Field(3600.0, gt=0, description="seconds after which a task is given up")
     allow: tuple[str, ...] = Field((), description="what federation.yaml may name as import:..., word for word")
+    tell_answers: bool = Field(False, description="tell how each validation and test sample was answered at the end")
 
     def means(self) -> Means:
         """Give what the node computes with, and what it lets itself be asked."""
@@ -217,6 +218,10 @@ max_seconds: 3600
 
 # Code that federation.yaml may name (import:package.module:name) and that this node then runs; read it first.
 allow: []
+
+# Whether the server learns of each validation and test sample how sure the models were and whether they were right,
+# after the last round: reports then say who gains by federating with the exact test, and not with a bound.
+tell_answers: false
 """
 
 _APP = """\

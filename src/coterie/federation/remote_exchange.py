@@ -21,10 +21,10 @@ from coterie.federation.agreement import Agreement
 from coterie.federation.membership import Membership
 from coterie.federation.node import WORK
 from coterie.federation.reply_schema import ReplySchema
-from coterie.federation.schema import EVALUATE, GLOBAL, LAST
+from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST
 from coterie.federation.transport import Failure, Transport
 from coterie.federation.update_bound import too_large, update_norms
-from coterie.federation.wire import Envelope, Rejected, TensorSpec, check, check_header, pack, unpack
+from coterie.federation.wire import Envelope, Rejected, TensorSpec, check, check_header, pack, sentence, unpack
 from coterie.rows import Rows
 from coterie.runs.storage.events import Event, Listener
 from coterie.simulation.exchange import NoReplies, Request
@@ -63,6 +63,7 @@ class _Evaluation:
     shared: Rows
     others: dict[str, Rows]
     bases: dict[int, str]
+    answers: bool
 
     def of(self, client: int) -> tuple[dict[str, Any], Rows]:
         place = int(torch.searchsorted(self.clients, client))
@@ -71,7 +72,7 @@ class _Evaluation:
         tensors |= {f"{EVALUATE}/{GLOBAL}/{name}": value for name, value in self.shared.items()}
         for model, own in self.others.items():
             tensors |= {f"{EVALUATE}/{model}/{name}": value[client] for name, value in own.items()}
-        return {"round": self.round, "base": self.bases.get(client, "")}, tensors
+        return {"round": self.round, "base": self.bases.get(client, ""), "answers": self.answers}, tensors
 
 
 class RemoteExchange:
@@ -100,6 +101,8 @@ class RemoteExchange:
         For each client, the token of the last of its replies that counts: what it changed on the node is committed.
     scores
         The last evaluation that came in, with its round, until somebody takes it.
+    answers
+        With it, for each split, model and client how that client's samples were answered, of those that told.
     bytes_down, bytes_up
         What was sent and received so far, headers included.
     replied
@@ -124,6 +127,7 @@ class RemoteExchange:
         self.session = secrets.token_hex(4)  # tells this server's tokens from those of one that was killed
         self.counted: dict[int, str] = {}
         self.scores: tuple[int, list[Score]] | None = None
+        self.answers: dict[str, dict[str, dict[int, Tensor]]] = {}
         self.bytes_down = self.bytes_up = self.replied = 0
         self.epsilon: dict[int, float] = {}
         self._accepted: dict[int, str] = {}  # tokens of replies that count once the round does
@@ -145,8 +149,13 @@ class RemoteExchange:
             self.counted |= self._accepted
         self._accepted = {}
 
-    def prepare_evaluation(self, simulation: Simulation, clients: Tensor, round_number: int) -> None:
-        """Let the evaluation of the state after a round, which is in a checkpoint, travel with the next exchange."""
+    def prepare_evaluation(
+        self, simulation: Simulation, clients: Tensor, round_number: int, answers: bool = False
+    ) -> None:
+        """Let the evaluation of the state after a round, which is in a checkpoint, travel with the next exchange.
+
+        ``answers`` asks for those to single samples too, of nodes that let them be told.
+        """
         self._accepted = {}
         try:
             message = simulation.last_message(clients, round_number)
@@ -155,7 +164,8 @@ class RemoteExchange:
             return
         shared = simulation.algorithm.global_model(simulation.server) or {}
         others = simulation.algorithm.other_models(simulation.server)
-        self._evaluation = _Evaluation(round_number, clients, message, shared, others, dict(self._accepted))
+        bases = dict(self._accepted)
+        self._evaluation = _Evaluation(round_number, clients, message, shared, others, bases, answers)
         self._accepted = {}
 
     def evaluate_now(self) -> None:
@@ -218,11 +228,14 @@ class RemoteExchange:
         replies: dict[int, Rows] = {}
         told: dict[tuple[str, str, str], dict[int, float | None]] = {}
         known = frozenset(evaluation.others) if evaluation is not None else frozenset()
+        self.answers = {}
         for client in asked:
             expected = self._replies.of(task, messages[client], call) if task and client in messages else {}
             try:
                 envelope = self._open(answers.pop(present[client], None), client, call, expected)
                 scores = dict(_scores(envelope.header.get("scores"), self._metrics, known))
+                samples = envelope.under(ANSWERS)
+                self._check_answers(samples, client, known, evaluation is not None and evaluation.answers)
             except (_Lost, Rejected) as error:
                 lost = error if isinstance(error, _Lost) else _Lost("garbage", str(error))
                 if lost.what == "no reply":
@@ -241,9 +254,22 @@ class RemoteExchange:
                 self.epsilon[client] = float(spent)
             for key, value in scores.items():
                 told.setdefault(key, {})[client] = value
+            for name, given in samples.items():
+                split, _, model = name.partition("/")
+                self.answers.setdefault(split, {}).setdefault(model, {})[client] = given
         if evaluation is not None:
             self.scores = (evaluation.round, list(_collected(told)))
         return replies
+
+    def _check_answers(self, found: Rows, client: int, models: frozenset[str], wanted: bool) -> None:
+        """Reject answers that nobody asked for, or that are not one for each of a member's samples."""
+        sizes = self.membership.sizes.get(client, {})
+        for name, values in found.items():
+            split, _, model = name.partition("/")
+            known = split in ("validation", "test") and (model in _MODELS or model in models)
+            fits = TensorSpec.of(values) == TensorSpec((sizes.get(split, 0),), torch.float32)
+            if not (wanted and known and fits) or bool((values.abs() > 1).any()):
+                raise Rejected(f"it tells answers of {sentence(name)!r} that are not one for each of its samples")
 
     def _pack(self, call: Call, client: int, task: str | None, message: Rows, evaluation: _Evaluation | None) -> bytes:
         tensors = {f"message/{name}": value for name, value in message.items()}
@@ -284,7 +310,9 @@ class RemoteExchange:
             if envelope.header.get("error"):
                 raise _Lost("error", str(envelope.header["error"]))
             check_header(envelope.header, {"run": self._common["run"], "client": client, "token": self._token(call)})
-            check(envelope.tensors, {f"reply/{name}": shape for name, shape in expected.items()})
+            told = {name for name in envelope.tensors if name.startswith(f"{ANSWERS}/")}
+            rest = {name: value for name, value in envelope.tensors.items() if name not in told}
+            check(rest, {f"reply/{name}": shape for name, shape in expected.items()})
         except Rejected as reason:
             raise _Lost("garbage", str(reason)) from reason
         except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:

@@ -44,6 +44,8 @@ class Means:
         After which a task is given up.
     allow
         What ``federation.yaml`` may name as ``import:...``, word for word.
+    tell_answers
+        Whether to tell how each validation and test sample was answered after the last round.
     """
 
     engine: Literal["loop", "batched"] = "loop"
@@ -53,6 +55,7 @@ class Means:
     max_steps: int = 1_000_000
     max_seconds: float = 3600.0
     allow: tuple[str, ...] = ()
+    tell_answers: bool = False
 
     def applied(self, config: ExperimentConfig) -> ExperimentConfig:
         """Give the same experiment, computed with these means."""

@@ -21,6 +21,8 @@ from coterie.rows import Rows
 from coterie.simulation.exchange import Exchange, Request
 from coterie.simulation.simulation import Simulation
 
+ANSWERS = "answers"
+"""What the names of tensors begin with that say how a node's samples were answered; then the split, and the model."""
 EVALUATE = "evaluate"
 """The purpose under which models travel for evaluation alone."""
 GLOBAL = "global"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -26,9 +27,11 @@ from coterie.federation.wire import sentence
 from coterie.rows import Rows
 from coterie.runs.builder import Assembly
 from coterie.runs.experiment import Experiment, Watcher, threads
+from coterie.runs.model_inputs import INPUTS, describe_inputs
 from coterie.runs.records import Recorder
 from coterie.runs.rounds import draw_cohort, due
 from coterie.runs.storage import Checkpoint, RunFolder, as_restored
+from coterie.runs.storage.answers import write_answers
 from coterie.runs.storage.events import Event, EventLog, Listener
 from coterie.simulation.scoring import Scorer
 from coterie.tracking import TrackerObserver, TrackerWarning, make_all
@@ -60,7 +63,7 @@ class FederatedRounds:
         if completed and due(self.config, completed):
             metrics = self.folder.metrics.read()
             if not bool(((metrics["round"] == completed) & (metrics["model"] != "federation")).any()):
-                self.remote.prepare_evaluation(self.simulation, self.trainers, completed)
+                self._prepare_evaluation(completed)
         if completed == self.config.rounds:
             self._end()
 
@@ -95,7 +98,7 @@ class FederatedRounds:
         # Before anything goes out that says that the round counts: nodes commit on hearing it, and never go back.
         close()
         if due(config, round_number):
-            remote.prepare_evaluation(simulation, self.trainers, round_number)
+            self._prepare_evaluation(round_number)
         return self._end() if round_number == config.rounds else mean
 
     def state(self) -> tuple[Rows, Rows, dict[str, Any]]:
@@ -108,9 +111,22 @@ class FederatedRounds:
     def restore(self, found: Checkpoint) -> None:
         self.remote.counted = {int(client): str(token) for client, token in found.extra["counted"].items()}
 
+    def _prepare_evaluation(self, round_number: int) -> None:
+        last = round_number == self.config.rounds
+        self.remote.prepare_evaluation(self.simulation, self.trainers, round_number, answers=last)
+
     def _end(self) -> float | None:
         self.remote.evaluate_now()
         mean = self._record_evaluation()
+        for split, models in self.remote.answers.items():
+            columns = {
+                model: (
+                    np.concatenate([np.full(len(told[client]), client, np.int32) for client in sorted(told)]),
+                    np.concatenate([told[client].numpy() for client in sorted(told)]),
+                )
+                for model, told in models.items()
+            }
+            write_answers(self.folder.path, self.config.rounds, columns, split)
         self.tell(self.config.rounds)
         self.folder.flush()
         return mean
@@ -192,6 +208,8 @@ def serve(
         terms = Terms(plan.deadline, plan.minimum, plan.max_update)
         federation = make_federation(config, agreement, transport, membership, header, terms, report)
         population, simulation = federation.population, federation.simulation
+        if is_new:
+            folder.write_facts(INPUTS, describe_inputs(population))
         parts = Assembly(
             population=population,
             simulation=simulation,

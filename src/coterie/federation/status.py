@@ -91,7 +91,7 @@ class StatusReader:
             here = [seen for key, seen in (found or {}).items() if agreement.same_key(key, member.key or "")]
             none = LastSeen("unknown" if found is None else "not let in", None)
             members.append(MemberStatus(member.name, *(here[0] if here else none)))
-        names = [member.name for member in agreed.members]
+        names = {number: member.name for number, member in enumerate(agreed.members)}
         runs = [
             status
             for path in sorted(each.parent for each in (self._folder / "runs").glob("*/config.yaml"))
@@ -99,7 +99,7 @@ class StatusReader:
         ]
         return FederationStatus(agreed.name, found is not None, tuple(members), tuple(runs))
 
-    def _run(self, path: Path, names: list[str]) -> RunStatus | None:
+    def _run(self, path: Path, names: Mapping[int, str]) -> RunStatus | None:
         files = [*path.glob("*.jsonl"), *path.glob("*.json"), *path.glob("metrics*"), *path.glob("metrics/*")]
         state = tuple(sorted((each.name, each.stat().st_mtime_ns, each.stat().st_size) for each in files))
         known = self._known.get(path)
@@ -113,7 +113,7 @@ class StatusReader:
         return found
 
 
-def _read_run(path: Path, names: list[str]) -> RunStatus:
+def _read_run(path: Path, names: Mapping[int, str]) -> RunStatus:
     config, metrics = read_config(path), MetricsLog(path).read()
     timings = TimingsLog(path / "timings.jsonl").read() if (path / "timings.jsonl").exists() else None
     wire = metrics[metrics["model"] == "federation"]
@@ -143,13 +143,7 @@ def _read_run(path: Path, names: list[str]) -> RunStatus:
         bytes_up=int(sums.get("wire_up", 0)),
         epsilon=float(latest["epsilon"]) if "epsilon" in latest else None,
         scores=scores,
-        events=tuple(_sentence(event, names) for event in reversed(happened[-_EVENTS:])),
+        events=tuple(event.told(names) for event in reversed(happened[-_EVENTS:])),
         event_counts=dict(Counter(event.what for event in happened)),
         **known,
     )
-
-
-def _sentence(event: events.Event, names: list[str]) -> str:
-    known = event.client is not None and 0 <= event.client < len(names)
-    whose = f" {names[event.client]}" if known and event.client is not None else ""
-    return f"round {event.round}:{whose} {event.what}" + (f" ({event.reason})" if event.reason else "")

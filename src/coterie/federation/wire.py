@@ -140,7 +140,9 @@ def unpack(block: bytes, limit: int) -> Envelope:
         raise Rejected(f"its tensors have more than {limit} bytes together")
     _check_numbers(loaded)
     # Cloned out of the block, whose alignment is not that of memory that PyTorch allocates: it can decide last bits.
-    return Envelope(header, {name: loaded[source].clone() for name, source in sources.items()})
+    # What went under two names is one tensor here too: nobody writes into what was received.
+    held = {source: loaded[source].clone() for source in dict.fromkeys(sources.values())}
+    return Envelope(header, {name: held[source] for name, source in sources.items()})
 
 
 def _plain_json(text: str | bytes) -> Any:

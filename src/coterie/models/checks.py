@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 
@@ -105,7 +106,7 @@ def _run(module: nn.Module, sample: Tensor) -> None:
     weights = {name: value.clone() for name, value in trial.named_parameters() if name not in frozen}
     given = sample.clone()
     devices = [sample.device] if sample.is_cuda else []
-    with torch.random.fork_rng(devices=devices), torch.no_grad(), FunctionCalls(None):
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), FunctionCalls(None), _exact():
         for training in (True, False) if own_buffers(trial) else (False,):
             set_mode(trial, training)
             first = _twice(trial, given, sample, training, lambda: _refuse_changes(trial, weights, versions))
@@ -117,6 +118,18 @@ def _run(module: nn.Module, sample: Tensor) -> None:
                     "what forward gives for a sample depends on the other samples of the batch; compute each sample by "
                     "itself (dim 0 is the sample: no mean, sort or softmax over it)"
                 )
+
+
+@contextlib.contextmanager
+def _exact() -> Iterator[None]:
+    """Let a GPU round as a CPU does: in TF32, batches of two sizes differ by more than sums in another order."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _twice(

@@ -21,7 +21,7 @@ REFERENCES = ("local", "fedavg_ft")
 """Methods that others are compared with: training alone, and the plainest way to personalise."""
 
 _MODELS = ("personal", "global")
-_NUMBERS = ["score", "reference", "gain", "pvalue", "adjusted"]
+_NUMBERS = ["score", "reference", "gain", "low", "high", "pvalue", "adjusted"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class ClientGains:
     clients
         A row for each client of each seed, from the greatest loss to the greatest gain: ``seed``, ``client``, ``name``,
         ``samples`` (test samples), ``score``, ``reference``, ``gain`` (positive if the method is better, whatever the
-        metric), ``pvalue``, ``adjusted`` (by Benjamini and Hochberg, for the number of rows), and ``verdict``:
+        metric), ``low`` and ``high`` (a 95 % interval of that gain, each client for itself; NaN unless ``test`` is
+        ``"exact"``), ``pvalue``, ``adjusted`` (by Benjamini and Hochberg, for the number of rows), and ``verdict``:
         ``"helped"``, ``"harmed"``, or empty where chance explains the difference.
     metric
         What was measured.
@@ -83,8 +84,9 @@ def gains(
     reference: Result | Sequence[Result],
     model: str | None = None,
     reference_model: str | None = None,
-    at: At = "final",
+    at: At | int = "final",
     level: float = LEVEL,
+    reference_at: At | int | None = None,
 ) -> ClientGains:
     """Say which clients gain and which lose by a method, compared with a reference such as ``local``.
 
@@ -104,10 +106,12 @@ def gains(
     reference_model
         Which model of the reference, by default likewise.
     at
-        At which round. Answers to single samples are recorded after the last one; for other rounds the test is the
-        bound that :class:`ClientGains` describes.
+        At which round. Answers to single samples are recorded after the last one, and after rounds that were the last
+        before a run was made longer; for other rounds the test is the bound that :class:`ClientGains` describes.
     level
         The rate of false discoveries.
+    reference_at
+        At which round of the reference, by default likewise.
 
     Returns
     -------
@@ -133,7 +137,7 @@ def gains(
     parts, tests = [], []
     for seed, run in ours.items():
         pair = (run, model or _first_model(run)), (theirs[seed], reference_model or _first_model(theirs[seed]))
-        found, test = _of_seed(*pair, at)
+        found, test = _of_seed(*pair, at, at if reference_at is None else reference_at)
         parts.append(found.assign(seed=np.int64(seed)))
         tests.append(test)
     clients = pd.concat(parts, ignore_index=True)
@@ -148,10 +152,12 @@ def gains(
     return ClientGains(ordered, str(next(iter(ours.values())).summary["metric"]), test)
 
 
-def _of_seed(one: tuple[Result, str], other: tuple[Result, str], at: At) -> tuple[pd.DataFrame, str]:
+def _of_seed(
+    one: tuple[Result, str], other: tuple[Result, str], at: At | int, other_at: At | int
+) -> tuple[pd.DataFrame, str]:
     (run, model), (against, theirs) = one, other
     refuse_other_clients(run, against)
-    scores = pd.concat([client_scores(run, model, at), client_scores(against, theirs, at)], axis=1, join="inner")
+    scores = pd.concat([client_scores(run, model, at), client_scores(against, theirs, other_at)], axis=1, join="inner")
     scores.columns = pd.Index(["score", "reference"])
     sign = 1.0 if run.summary["higher_is_better"] else -1.0
     names = getattr(run, "client_names", None) or {}
@@ -161,18 +167,24 @@ def _of_seed(one: tuple[Result, str], other: tuple[Result, str], at: At) -> tupl
     found["gain"] = np.round(sign * (found["score"] - found["reference"]), 12)
     sizes = run.shares.set_index("client")["test"].reindex(clients).to_numpy(dtype=np.int64)
     found["samples"] = sizes
+    found["low"] = found["high"] = np.nan
     if run.summary["metric"] != "accuracy":
         return found.assign(pvalue=np.nan), ""
-    discordant = _discordant(_right(run, model, at), _right(against, theirs, at), clients, sizes)
+    discordant = _discordant(_right(run, model, at), _right(against, theirs, other_at), clients, sizes)
     if discordant is not None:
+        found["low"], found["high"] = evaluation.paired_interval(*discordant, sizes)
         return found.assign(pvalue=evaluation.mcnemar(*discordant)), "exact"
     right, other_right = (np.rint(found[name].to_numpy() * sizes).astype(np.int64) for name in ("score", "reference"))
     gained, lost = evaluation.most_discordant(right, other_right, sizes)
     return found.assign(pvalue=evaluation.mcnemar(gained, lost)), "bound"
 
 
-def _right(result: Result, model: str, at: At) -> pd.Series[bool] | None:
+def _right(result: Result, model: str, at: At | int) -> pd.Series[bool] | None:
     """Give for every test sample whether it was answered rightly, by client; ``None`` if that was not recorded."""
+    if isinstance(at, int):
+        answers = result.answers_after(at)
+        own = answers[answers["model"] == model] if answers is not None else pd.DataFrame()
+        return None if own.empty else (own["answer"] > 0).set_axis(own["client"].to_numpy())
     if at != "final" or result.answers is None:
         return None
     own = result.answers[result.answers["model"] == model]

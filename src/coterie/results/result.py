@@ -80,6 +80,23 @@ class Result:
         """
         return read_answers(self._path)
 
+    def answers_after(self, round_number: int, split: str = "test") -> pd.DataFrame | None:
+        """Give the answers after a round that is, or was before the run was made longer, the last.
+
+        Parameters
+        ----------
+        round_number
+            The round.
+        split
+            Whose: ``"test"`` or ``"validation"`` samples'.
+
+        Returns
+        -------
+        pandas.DataFrame or None
+            As :attr:`answers`; ``None`` where they were not recorded.
+        """
+        return read_answers(self._path, split, round_number)
+
     @cached_property
     def timings(self) -> pd.DataFrame:
         """Seconds of every round, by what they were spent on."""

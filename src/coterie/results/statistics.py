@@ -87,7 +87,7 @@ def wilcoxon(first: Result, second: Result, model: str = "personal", at: At = "b
     return evaluation.wilcoxon(scores.iloc[:, 0].to_numpy(), scores.iloc[:, 1].to_numpy())
 
 
-def client_scores(result: Result, model: str = "personal", at: At = "final") -> pd.Series[float]:
+def client_scores(result: Result, model: str = "personal", at: At | int = "final") -> pd.Series[float]:
     """Give the primary metric of each client's test samples.
 
     Parameters
@@ -104,7 +104,7 @@ def client_scores(result: Result, model: str = "personal", at: At = "final") -> 
     pandas.Series
         A value for each client that has one and does not attack, by client.
     """
-    found, frame = _model_at(result, model, at), result.metrics
+    found, frame = {"round": at} if isinstance(at, int) else _model_at(result, model, at), result.metrics
     of_model = frame[
         (frame["model"] == model) & (frame["split"] == "test") & (frame["metric"] == result.summary["metric"])
     ]

@@ -50,14 +50,16 @@ def read_inputs(path: Path) -> dict[str, Any] | None:
 def stand_in(config: ExperimentConfig, inputs: Mapping[str, Any], shares: pd.DataFrame) -> Population:
     """Give clients with as many samples of each class as they had, all of them zeros.
 
-    That is all that making models from a checkpoint asks of samples: their number, their classes, their shape.
+    That is all that making models from a checkpoint asks of samples: their number, their classes, their shape. Of a
+    federation's members a server does not know the classes, nor under a promise of privacy the number.
     """
     classes = len(inputs["classes"])
     kind = torch.int64 if inputs["type"] == "int64" else torch.float32
     x = torch.zeros(max(1, classes), *inputs["shape"], dtype=kind)
     y = torch.arange(classes) if classes else torch.zeros(1)
     dataset = Dataset(config.data, x, y, len(x), inputs["task"], tuple(inputs["classes"]), (0.0,), (1.0,))
-    counts = [torch.tensor(shares[f"class {name}"].to_numpy()) for name in inputs["classes"]]
+    known = [f"class {name}" for name in inputs["classes"] if f"class {name}" in shares]
+    counts = [torch.tensor(shares[name].to_numpy()) for name in known]
     train = Ragged.of(_each_class(torch.stack(counts, 1)) if counts else _first_sample(shares["train"]))
     validation, test = (Ragged.of(_first_sample(shares[name])) for name in ("validation", "test"))
     return Population(dataset, Shares(train, validation, test, None, False, None, config.partition), roles(config))

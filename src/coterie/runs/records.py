@@ -14,7 +14,7 @@ from coterie.errors import AlgorithmError, CoterieWarning
 from coterie.evaluation import summarise_matrix
 from coterie.runs.builder import Assembly
 from coterie.runs.storage import EVERYONE, RunFolder
-from coterie.runs.storage.answers import write_answers
+from coterie.runs.storage.answers import Answers, write_answers
 from coterie.simulation.accuracy_matrix import Matrix
 from coterie.simulation.scoring import Score, on_host
 
@@ -45,15 +45,16 @@ class Recorder:
             )
 
     def answers(self, round_number: int, scores: list[Score]) -> None:
-        """Record how each test sample was answered, where that was asked for."""
-        found = {}
+        """Record how each validation and each test sample was answered, where that was asked for."""
+        found: dict[str, Answers] = {}
         for score in map(on_host, scores):
             if score.answers is not None:
                 sizes = self._sizes[score.split][score.clients]
                 owner = torch.repeat_interleave(score.clients, sizes)
-                found[score.model] = (owner.int().numpy(), score.answers.cpu().numpy())
-        if found:
-            write_answers(self.folder.path, round_number, found)
+                own = owner.int().numpy(), score.answers.cpu().numpy()
+                found.setdefault(score.split, {})[score.model] = own
+        for split, answers in found.items():
+            write_answers(self.folder.path, round_number, answers, split)
 
     def _warn_of_fewer(self, score: Score, count: int, defined: int) -> None:
         if score.split == "test" and defined < count and score.metric not in self._warned:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from coterie.errors import AlgorithmError
-from coterie.rows import Rows, look_at_rows, put_rows, take_rows
+from coterie.rows import ClientMatrix, Rows, look_at_rows, put_rows, take_rows
 
 
 class _OnDemand(dict[str, Tensor]):
@@ -83,3 +83,10 @@ class ClientStates:
                 )
             new[name] = put_rows(self.rows[name], clients, value)
         self.rows = new
+
+
+def commit_rows(state: Rows) -> None:
+    """Write the changed rows of a state to their places."""
+    for value in state.values():
+        if isinstance(value, ClientMatrix):
+            value.commit()

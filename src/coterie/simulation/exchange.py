@@ -13,9 +13,9 @@ Whatever acts on messages stands around another exchange, for every method and w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -23,7 +23,8 @@ from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Message, Replies, State, Task
 from coterie.algorithms.contract import calling, check_rows, check_tensors
-from coterie.compute.engine import Call, Engine, sums_are_finite
+from coterie.compute.engine import Call, Engine
+from coterie.compute.finiteness import Finiteness
 from coterie.errors import AlgorithmError, Diverged
 from coterie.rows import ClientMatrix, Rows
 from coterie.rows.placement import Placement
@@ -120,8 +121,8 @@ class LocalExchange:
         with calling(f"{self.title}, task {request.task!r}"):
             with torch.no_grad():
                 changes, reply = self.engine.run(self.tasks[request.task], clients, state, request.rows, call)
-            if not self.engine.seen_finite:
-                refuse_infinite(clients, changes | {f"reply {name}": value for name, value in reply.items()}, call)
+            given = changes | {f"reply {name}": value for name, value in reply.items()}
+            self.engine.examine(partial(refuse_infinite, clients, given, call))
             self.clients.scatter(clients, changes)
         return Replies(clients, reply)
 
@@ -205,16 +206,17 @@ class Traffic:
     up: int = 0
 
 
+def new_numbers(server: State) -> list[Tensor]:
+    """Give the numbers of the server's state that a round may have made."""
+    # Of a client matrix, what is not in the patch was looked at when it was.
+    values = [value.patch if isinstance(value, ClientMatrix) else value for value in server.values()]
+    return [value for value in values if value is not None and value.is_floating_point() and value.numel()]
+
+
 def refuse_infinite_server(server: State, round_number: int) -> None:
     """Raise :class:`~coterie.errors.Diverged` if a round made a number in the server's state that is not finite."""
-    for tensor in server.values():
-        # Of a client matrix, what is not in the patch was looked at when it was.
-        value = tensor.patch if isinstance(tensor, ClientMatrix) else tensor
-        if value is None:
-            continue
-        # The sum is looked at here: on a GPU every operation is a launch, and this is done for each run and round.
-        if value.is_floating_point() and not math.isfinite(value.sum().item()) and not bool(value.isfinite().all()):
-            raise Diverged(round_number, [])
+    if not all(bool(value.isfinite().all()) for value in new_numbers(server)):
+        raise Diverged(round_number, [])
 
 
 def refuse_infinite(clients: Tensor, rows: Rows, call: Call) -> None:
@@ -224,7 +226,7 @@ def refuse_infinite(clients: Tensor, rows: Rows, call: Call) -> None:
     flat = [value.reshape(len(value), -1) for value in distinct.values()]
     if not flat:
         return
-    if sums_are_finite(flat):
+    if Finiteness(flat).known:
         return
     bad = ~torch.stack([value.isfinite().all(1) for value in flat]).all(0)
     if bool(bad.any()):

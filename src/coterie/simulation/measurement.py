@@ -57,7 +57,7 @@ class Measurement:
     shared
         Whether it is one.
     answering
-        Whether every test sample's answer is wanted too.
+        Whether the answer to every validation and test sample is wanted too.
     """
 
     algorithm: Algorithm
@@ -84,8 +84,11 @@ def _application(algorithm: Algorithm) -> Hashable:
     return function if function is Algorithm.predict else (function, algorithm.title, repr(algorithm.settings()))
 
 
-Measured = tuple[Tensor, Tensor | None]
-"""The loss and every metric of each split ``[values, clients]``, and the answers where they were asked for."""
+ANSWERED: tuple[Split, ...] = ("validation", "test")
+"""Splits whose samples' answers can be asked for."""
+
+Measured = tuple[Tensor, dict[Split, Tensor]]
+"""The loss and every metric of each split ``[values, clients]``, and the answers by split where they were asked for."""
 
 
 def measured(
@@ -125,15 +128,15 @@ def targets_end_to_end(targets: Sequence[Targets]) -> tuple[Tensor, Tensor]:
 
 
 def _of_one(wanted: Measurement, found: Tensor, outputs: Tensor) -> Measured:
-    targets, answers = wanted.targets, None
+    targets, answers = wanted.targets, dict[Split, Tensor]()
     out = found.unflatten(1, (len(targets.here), -1)).transpose(0, 1)
     if targets.here != targets.splits:  # of the others another process has all samples
         which = [targets.splits.index(split) for split in targets.here]
         everywhere = found.new_full((len(targets.splits), len(found), len(targets.clients)), torch.nan)
         everywhere[which] = out
         out = everywhere
-    if wanted.answering and "test" in targets.here:
-        first = targets.here.index("test") * len(targets.clients)
-        test = slice(*targets.offsets[[first, first + len(targets.clients)]].tolist())
-        answers = metric_table.answers(outputs[test], targets.values[test])
+    for split in (each for each in ANSWERED if wanted.answering and each in targets.here):
+        first = targets.here.index(split) * len(targets.clients)
+        own = slice(*targets.offsets[[first, first + len(targets.clients)]].tolist())
+        answers[split] = metric_table.answers(outputs[own], targets.values[own])
     return out.flatten(0, 1), answers

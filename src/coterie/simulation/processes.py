@@ -8,6 +8,7 @@ them becomes everybody's. :class:`OneProcess` has nothing to share out and nobod
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -84,6 +85,10 @@ class OneProcess:
     def measure(self, engine: Engine, wanted: Measurement) -> Measured:
         """Measure models on the samples of clients of this process."""
         return measured(engine, [wanted], [wanted.outputs(engine)])[0]
+
+    def are_finite(self, values: Sequence[Tensor], clients: Tensor) -> bool:
+        """Say whether numbers that a round with these clients made have finite sums: all are, if so."""
+        return all(math.isfinite(value.sum().item()) for value in values)
 
     def clock(self) -> float:
         """Give the seconds by which the run's rounds are timed, from some beginning."""

@@ -15,7 +15,7 @@ from coterie.errors import Diverged
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_oracle, hybrid_validation
 from coterie.rows import Rows
-from coterie.simulation.measurement import Measurement, Targets
+from coterie.simulation.measurement import ANSWERED, Measured, Measurement, Targets
 from coterie.simulation.simulation import Simulation
 
 Keep = Callable[[str, Tensor, Rows], None]
@@ -40,8 +40,8 @@ class Score:
     clients
         The clients.
     answers
-        With the losses on test samples, where they were asked for: for every sample, client after client, the
-        probability of the predicted class, negative if that is wrong.
+        With the losses on validation and test samples, where they were asked for: for every sample, client after
+        client, the probability of the predicted class, negative if that is wrong.
     """
 
     model: str
@@ -113,8 +113,8 @@ class Scorer:
     def scores(self, round_number: int, answers: bool = False, keep: Keep | None = None) -> list[Score]:
         """Evaluate every model on every client's own samples, after the round that was played last.
 
-        ``answers`` asks for every test sample's too, which are given of classes. ``keep`` is shown the personal models
-        and those of newcomers.
+        ``answers`` asks for those to single samples too, which are given of classes. ``keep`` is shown the personal
+        models and those of newcomers.
         """
         keep = keep or (lambda kind, clients, rows: None)
         self._answering = answers and self.primary in _OF_CLASSES
@@ -172,8 +172,12 @@ class Scorer:
                 what = f"{score.split} loss of the {score.model} model"
                 raise Diverged(round_number, score.clients[bad].tolist(), what)
 
-    def score(self, models: Mapping[str, Rows]) -> list[Score]:
-        """Evaluate given models, each with a row for each client, on the clients' own samples."""
+    def score(self, models: Mapping[str, Rows], answers: bool = False) -> list[Score]:
+        """Evaluate given models, each with a row for each client, on the clients' own samples.
+
+        ``answers`` asks for those to single samples too, which are given of classes.
+        """
+        self._answering = answers and self.primary in _OF_CLASSES
         group = _Group(self.simulation, self.clients, self.splits)
         scores = [each for name, rows in models.items() for each in self._score(name, rows, group)]
         if self.simulation.algorithm.has_hybrid and {"personal", "global"} <= models.keys():
@@ -187,27 +191,27 @@ class Scorer:
         names = ("loss", *self.simulation.engine.problem.metrics)
         found, answers = processes.together(partial(self._values, model, rows, targets, shared))
         values = iter(processes.gathered(found, group.clients))
-        given = {("test", "loss"): self._of_all(answers, group)}
+        given = {(split, "loss"): self._of_all(answers.get(split), split, group) for split in ANSWERED}
         return [
             Score(model, split, name, next(values), group.clients, given.get((split, name)))
             for split in targets.splits
             for name in names
         ]
 
-    def _values(self, model: str, rows: Rows, targets: Targets, shared: bool) -> tuple[Tensor, Tensor | None]:
+    def _values(self, model: str, rows: Rows, targets: Targets, shared: bool) -> Measured:
         """Give the loss and every metric of each split ``[values, clients]`` for the clients here, and the answers."""
         engine, algorithm = self.simulation.engine, self.simulation.algorithm
         if not targets.here:
             shape = (len(targets.splits) * (1 + len(engine.problem.metrics)), len(targets.clients))
-            return torch.full(shape, torch.nan, dtype=torch.float64, device=engine.device), None
+            return torch.full(shape, torch.nan, dtype=torch.float64, device=engine.device), {}
         wanted = Measurement(algorithm, rows, targets, shared, self._answering)
         with calling(f"{algorithm.title}, predict of the {model} model"):
             return self.simulation.processes.measure(engine, wanted)
 
-    def _of_all(self, answers: Tensor | None, group: _Group) -> Tensor | None:
+    def _of_all(self, answers: Tensor | None, split: Split, group: _Group) -> Tensor | None:
         """Put together the answers of all processes, client after client."""
-        processes, sizes = self.simulation.processes, self.simulation.engine.sizes["test"]
-        if processes.count == 1 or not self._answering or "test" not in group.targets.splits:
+        processes, sizes = self.simulation.processes, self.simulation.engine.sizes[split]
+        if processes.count == 1 or not self._answering or split not in group.targets.splits:
             return answers
         places = torch.arange(int(sizes[group.clients].max()), device=sizes.device)
         # Processes exchange columns of one length: each client's answers are padded to the longest.

@@ -25,7 +25,7 @@ from coterie.compute.engine import Call, Engine
 from coterie.errors import AlgorithmError
 from coterie.rows import ClientMatrix, Rows, look_at_rows, nbytes
 from coterie.rows.placement import Keep
-from coterie.simulation.client_states import ClientStates
+from coterie.simulation.client_states import ClientStates, commit_rows
 from coterie.simulation.exchange import (
     Alteration,
     AttackedExchange,
@@ -36,6 +36,7 @@ from coterie.simulation.exchange import (
     ProtectedExchange,
     Request,
     Traffic,
+    new_numbers,
     play,
     refuse_infinite_server,
 )
@@ -176,7 +177,10 @@ class Simulation:
             except NoReplies:
                 self.clients.rows = before
                 server, info = self.server, {}
-            refuse_infinite_server(server, round_number)
+            finite = self.processes.are_finite(new_numbers(server), clients)
+            self.engine.settle()  # whose clients it was, if any, is said first
+            if not finite:
+                refuse_infinite_server(server, round_number)
             self.processes.agree_on_server(server)
             self.server, self.round = server, round_number
             del before, server  # with the last reader of the old rows gone, they are overwritten where they lie
@@ -196,8 +200,8 @@ class Simulation:
                         state[name] = value.clone()
                     else:
                         seen.append(value.backend)
-        _write_rows(self.server)
-        self.processes.together(lambda: _write_rows(self.clients.rows))
+        commit_rows(self.server)
+        self.processes.together(lambda: commit_rows(self.clients.rows))
 
     def rollback(self) -> None:
         """Undo everything since the last commit."""
@@ -219,8 +223,11 @@ class Simulation:
         try:
             with self.engine.rounding(), self.processes.session():  # the server's products are rounded alike
                 yield
-        except BaseException:
+                self.engine.settle()
+        except BaseException as error:
             self.rollback()
+            if isinstance(error, Exception):  # which may come of numbers that are not finite
+                self.engine.settle()
             raise
 
     @contextlib.contextmanager
@@ -345,7 +352,7 @@ class Simulation:
         with self._trial():
             for extra in range(rounds):
                 cohort = self.cohort(clients, round_number + 1 + extra)
-                self.server, _ = self._played(cohort, "adapt")
+                self.server, _ = self._played(cohort, "adapt", "round" if extra else "welcome")
             return self._personal(clients, round_number, "adapt personalise")
 
     def _script(self, half: str, cohort: Cohort) -> Generator[Ask, Replies, Any]:
@@ -353,10 +360,10 @@ class Simulation:
             script: Generator[Ask, Replies, Any] = getattr(self.algorithm, half)(self.server, cohort)
             return script
 
-    def _played(self, cohort: Cohort, purpose: str) -> tuple[State, Info]:
+    def _played(self, cohort: Cohort, purpose: str, half: str = "round") -> tuple[State, Info]:
         """Play the server's half of a round, and see that the next one can go on with what it returns."""
-        whose = f"{self.algorithm.title}, round"
-        both: tuple[State, Info] = play(self._script("round", cohort), self._asks(cohort, purpose), whose)
+        whose = f"{self.algorithm.title}, {half}"
+        both: tuple[State, Info] = play(self._script(half, cohort), self._asks(cohort, purpose), whose)
         with calling(whose):
             check_pair("it", both, "the server's state and what to record")
             check_same("the server's state", both[0], self.server)
@@ -395,9 +402,3 @@ def _initial(algorithm: Algorithm, start: Start) -> tuple[State, Rows]:
         check_tensors("the server's state", both[0])
         check_rows("the clients' state", both[1], start.clients)
     return both
-
-
-def _write_rows(state: Rows) -> None:
-    for value in state.values():
-        if isinstance(value, ClientMatrix):
-            value.commit()

@@ -62,6 +62,13 @@ class StudyProgress:
         Gives seconds.
     say
         Told lines, where no display is drawn.
+    each_run
+        Whether something is said of each run that ends, with its score.
+
+    Attributes
+    ----------
+    rounds_to_come
+        Rounds, of all runs together, that will be played by runs of which nobody knows yet which they are.
     """
 
     def __init__(
@@ -69,16 +76,19 @@ class StudyProgress:
         title: str,
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = lambda line: None,
+        each_run: bool = True,
     ) -> None:
-        self.title, self._clock, self._say = title, clock, say
+        self.title, self._clock, self._say, self._each_run = title, clock, say, each_run
         self._runs: list[_Shown] = []
         self._failed = 0
+        self.rounds_to_come = 0
         self._began = self._said = clock()
 
-    def part(self, name: str, runs: Sequence[PlannedRun]) -> PartProgress:
-        """Expect the runs of one comparison."""
+    def part(self, name: str, runs: Sequence[PlannedRun], played: int = 0) -> PartProgress:
+        """Expect the runs of one comparison, which have played some rounds before."""
         shown = {
-            run.name: _Shown(f"{name}/{run.name}" if name else run.name, run.method, run.config.rounds) for run in runs
+            run.name: _Shown(f"{name}/{run.name}" if name else run.name, run.method, run.config.rounds, played)
+            for run in runs
         }
         self._runs += shown.values()
         return PartProgress(self, shown)
@@ -96,8 +106,8 @@ class StudyProgress:
             run.begun = now
         if round_number > 0 and run.first is None:
             run.first = round_number
-        run.at, run.last = round_number, now
-        run.mean = run.mean if mean is None else mean
+        run.at, run.last = round_number or run.at, now
+        run.mean = mean if mean is not None and self._each_run else run.mean
         if now - self._said >= QUIET_SECONDS:
             self._say_that(now, "")
 
@@ -107,7 +117,12 @@ class StudyProgress:
         run.done = True
         self._failed += failed
         score = "" if run.mean is None else f" with {run.mean:.4f}"
-        self._say_that(now, f"{run.name} " + ("diverged" if failed else f"ended{score}"))
+        if self._each_run or failed:
+            self._say_that(now, f"{run.name} " + ("diverged" if failed else f"ended{score}"))
+
+    def tell(self, what: str) -> None:
+        """Say something of the study."""
+        self._say_that(self._clock(), what)
 
     def given_up(self, runs: Iterable[_Shown]) -> None:
         """Take note that runs are not played to their ends."""
@@ -135,8 +150,14 @@ class StudyProgress:
         to_come = {
             run.name: (run.rounds - run.at) * pace.get(run.method, overall) for run in self._runs if not run.done
         }
+        # Where nothing is known of how many will be under way, a round takes what rounds have taken so far.
+        on_average = (self._clock() - self._began) / sum(run.played for run in self._runs)
         going = sum(run.going for run in self._runs)
-        return max(sum(to_come.values()) / max(1, going), max(to_come.values(), default=0.0))
+        if going:
+            known = max(sum(to_come.values()) / going, max(to_come.values()))
+        else:
+            known = sum(run.rounds - run.at for run in self._runs if not run.done) * on_average
+        return known + self.rounds_to_come * on_average
 
     def summary(self) -> str:
         """Say in a few words how far it has come."""
@@ -145,7 +166,7 @@ class StudyProgress:
         if self._failed:
             words.append(f"{self._failed} failed")
         left = self.seconds_left()
-        if left is not None and done < len(self._runs):
+        if left is not None and (done < len(self._runs) or self.rounds_to_come):
             words.append(f"about {_duration(left)} left")
         return ", ".join(words)
 
@@ -161,7 +182,7 @@ class StudyProgress:
 
     def __rich__(self) -> Group:
         head = Table.grid(padding=(0, 1))
-        rounds = sum(run.rounds for run in self._runs)
+        rounds = sum(run.rounds for run in self._runs) + self.rounds_to_come
         at = sum(run.rounds if run.done else run.at for run in self._runs)
         elapsed = _duration(self._clock() - self._began)
         head.add_row(
@@ -211,17 +232,21 @@ class PartProgress:
 
 
 @contextlib.contextmanager
-def study_progress(title: str, show: bool = True) -> Iterator[StudyProgress]:
+def study_progress(title: str, show: bool = True, each_run: bool = True) -> Iterator[StudyProgress]:
     """Show a study's progress on the error stream: a display on a terminal, lines elsewhere."""
     console = Console(stderr=True)
     if not show:
         yield StudyProgress(title)
     elif console.is_terminal:
-        progress = StudyProgress(title)
+        progress = StudyProgress(title, each_run=each_run)
         with Live(progress, console=console, refresh_per_second=_REFRESHES):
             yield progress
     else:
-        yield StudyProgress(title, say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+        yield StudyProgress(
+            title,
+            say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+            each_run=each_run,
+        )
 
 
 def _duration(seconds: float) -> str:

@@ -84,7 +84,14 @@ def select_by_quantile(cosines: Tensor, p: float, offdiag: bool = False) -> Tens
     return selected | itself
 
 
-def fedacs_weights(models: Tensor, p: float, *, offdiag: bool = False) -> Tensor:
+def fedacs_weights(
+    models: Tensor,
+    p: float,
+    *,
+    offdiag: bool = False,
+    apart: Tensor | None = None,
+    factors: Tensor | None = None,
+) -> Tensor:
     """FedACS: cosines of the selected models, normalised by row.
 
     Parameters
@@ -95,11 +102,18 @@ def fedacs_weights(models: Tensor, p: float, *, offdiag: bool = False) -> Tensor
         The pick ratio: cosines at or below this quantile are not selected.
     offdiag
         Whether the quantile is over pairs of different clients only.
+    apart
+        Clients whose models are so old or so young that by the quantile of all pairs they would be like nobody: they
+        select others whose cosine is positive and at or above the quantile of their own row, over those whose factor
+        is not 0.
+    factors
+        Of each model for each client ``[clients, clients]``, in [0, 1]: a factor on its weight. A client for which
+        nothing is left keeps its weights without.
 
     Returns
     -------
     Tensor
-        A float64 matrix ``[clients, clients]``, not negative, positive on its diagonal.
+        A float64 matrix ``[clients, clients]``, not negative; without ``factors`` positive on its diagonal.
 
     Examples
     --------
@@ -108,8 +122,34 @@ def fedacs_weights(models: Tensor, p: float, *, offdiag: bool = False) -> Tensor
             [0., 1.]], dtype=torch.float64)
     """
     similarity = cosines(models)
-    chosen = torch.where(select_by_quantile(similarity, p, offdiag), similarity, 0.0)
+    selected = select_by_quantile(similarity, p, offdiag)
+    if apart is not None and len(apart):
+        spoken = torch.ones_like(selected) if factors is None else factors > 0
+        selected[apart] = _select_in_rows(similarity[apart], apart, p, spoken[apart])
+    chosen = torch.where(selected, similarity, 0.0)
+    if factors is not None:
+        left = chosen * factors
+        chosen = torch.where(left.sum(1, keepdim=True) > 0, left, chosen)
     return chosen / chosen.sum(1, keepdim=True)
+
+
+def _select_in_rows(cosines: Tensor, clients: Tensor, p: float, spoken: Tensor) -> Tensor:
+    """Select for each client itself and those as similar to it as the quantile of its own row, or more."""
+    place = torch.arange(len(clients), device=cosines.device)
+    others = spoken.clone()
+    others[place, clients] = False
+    selected = (cosines > 0) & others
+    if p > 0 and bool(others.any()):
+        # Rows may differ by one in how many others there are: what is none comes last.
+        ordered = torch.where(others, cosines, torch.inf).sort(1).values
+        last = (others.sum(1) - 1).clamp_min(0)
+        position = p * last.double()
+        below = position.floor().long()
+        low, high = (ordered.gather(1, at.unsqueeze(1)) for at in (below, torch.minimum(below + 1, last)))
+        share = (position - below).unsqueeze(1)
+        selected &= cosines >= torch.where(share > 0, low + (high - low) * share, low)
+    selected[place, clients] = True
+    return selected
 
 
 def median_squared_distance(models: Tensor, *, distances: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from coterie.algorithms.base import Task
 from coterie.compute.engine import Call, Predict
+from coterie.compute.finiteness import Finiteness
 from coterie.compute.samples import Split
 from coterie.rows import Rows
 
@@ -26,11 +27,11 @@ class TaskAsk:
 
 @dataclass(frozen=True)
 class TaskAnswer:
-    """What a run is answered: what changes, the replies, and whether both were seen to be finite."""
+    """What a run is answered: what changes, the replies, and whether all that were computed together are finite."""
 
     changes: Rows
     reply: Rows
-    finite: bool = False
+    finite: Finiteness | None = None
 
 
 @dataclass(frozen=True)

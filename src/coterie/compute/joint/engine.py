@@ -20,7 +20,8 @@ from coterie.algorithms.base import ClientContext, Task
 from coterie.algorithms.contract import check_rows
 from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute.batched import BatchedEngine
-from coterie.compute.engine import Call, Predict, finished, sums_are_finite
+from coterie.compute.engine import Call, Predict, finished
+from coterie.compute.finiteness import Finiteness
 from coterie.compute.joint.asks import OutputsAsk, TaskAnswer, TaskAsk
 from coterie.compute.joint.prediction import JointPrediction
 from coterie.compute.joint.samples import join_samples
@@ -192,11 +193,11 @@ class JointEngine:
         return self._tasks[key]
 
 
-def _finite(answers: Iterable[tuple[Rows, Rows]], together: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> bool:
-    """Say whether all answers were seen to be finite: most are pieces of a matrix, which is looked at as a whole."""
+def _finite(answers: Iterable[tuple[Rows, Rows]], together: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> Finiteness:
+    """Have all answers looked at: most are pieces of a matrix, of which the whole is."""
     left = {id(value): value for both in answers for rows in both for value in rows.values()}
     wholes = [whole for whole, pieces in together if [1 for piece in pieces if left.pop(id(piece), None) is not None]]
-    return sums_are_finite([value for value in (*wholes, *left.values()) if value.is_floating_point() and len(value)])
+    return Finiteness([value for value in (*wholes, *left.values()) if value.is_floating_point() and len(value)])
 
 
 def _alike(works: Sequence[Rows]) -> list[list[int]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from coterie.algorithms.base import Net, Task
 from coterie.compute.batched import BatchedEngine
 from coterie.compute.engine import Call, Engine, Predict
+from coterie.compute.finiteness import Finiteness
 from coterie.compute.joint.asks import PredictAsk, TaskAnswer, TaskAsk
 from coterie.compute.samples import Split
 from coterie.rows import Rows
@@ -32,6 +33,7 @@ class GuestEngine(Engine):
     def __init__(self, own: BatchedEngine, ask: Callable[[TaskAsk | PredictAsk], Any]) -> None:
         super().__init__(own.problem, own.samples, own.seed)
         self._own, self._ask = own, ask
+        self._last: Finiteness | None = None
 
     @property
     def net(self) -> Net:
@@ -50,8 +52,15 @@ class GuestEngine(Engine):
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
         """Have a task run."""
         found: TaskAnswer = self._ask(TaskAsk(0, task, clients, state, message, call))
-        self.seen_finite = found.finite
+        self._last = found.finite
         return found.changes, found.reply
+
+    def examine(self, look_closely: Callable[[], None]) -> None:
+        """Put off the look at what was computed together with others: the device is asked for all of it at once."""
+        if self._last is None:
+            look_closely()
+        else:
+            self._put_off.append((self._last, look_closely))
 
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
         """Have each client's model applied to its own samples."""

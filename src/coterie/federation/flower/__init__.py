@@ -4,5 +4,5 @@ Flower brings the SuperLink (the server's program), the SuperNodes (the nodes' p
 delivery. Here are adapters from its message API to blocks of bytes (``apps``, ``messages``), the programs' command
 lines (``processes``), the gate in front of the SuperLink (``gate``, ``superlink``) and its door to this machine
 (``superlink_door``), what answers a node's messages (``executor``) and what starts a run's process (``launcher``).
-Only ``_internals`` and the two modules named like it import more of Flower than its public face.
+Only ``_internals`` and the three modules named like it import more of Flower than its public face.
 """

@@ -66,7 +66,6 @@ from flwr.supercore.primitives.asymmetric import (
     verify_signature,
 )
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode import start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import push_message
@@ -306,12 +305,6 @@ def node_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
         FLEET_HTTP_SIGNATURE_HEADER: sign_message(key, now.encode()),
     }
     return {name: base64.b64encode(value).decode() for name, value in signed.items()} | {TIMESTAMP_HEADER: now}
-
-
-def take_pauses(pauses: object) -> None:
-    """Have a SuperNode of this process pause by an object that stands in the place of the module ``time``."""
-    # Its loop sleeps for 3 seconds where there is no message, and for 0.5 where the reply to one is not there yet.
-    vars(start_client_internal)["time"] = pauses
 
 
 def keep_connections(seconds: float = 60.0) -> None:

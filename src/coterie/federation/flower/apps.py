@@ -13,7 +13,8 @@ from flwr.serverapp import Grid, ServerApp
 from coterie.federation.flower._internals import NODE_AWAY, hasten_objects
 from coterie.federation.flower.bells import of_messages, of_replies
 from coterie.federation.flower.certificates import to_openssh
-from coterie.federation.flower.messages import block_of, content_of
+from coterie.federation.flower.messages import content_of, empty, take_block
+from coterie.federation.flower.returned_memory import return_free_memory, share_free_memory
 from coterie.federation.transport import Failure, Transport
 
 Settings = Mapping[str, str | int | float | bool]
@@ -40,12 +41,13 @@ class FlowerGrid:
         self._grid = grid
         self._sent, self._replied = of_messages(server), of_replies(server)
         hasten_objects()
+        share_free_memory()
 
     def nodes(self) -> dict[int, str]:
         return {int(node.node_id): to_openssh(node.public_key) for node in self._grid.get_nodes()}
 
     def exchange(
-        self, messages: Mapping[int, bytes], deadline: float, patience: frozenset[int]
+        self, messages: dict[int, bytes], deadline: float, patience: frozenset[int]
     ) -> dict[int, bytes | Failure]:
         began = looked = time.monotonic()
         active = self._activations()
@@ -61,7 +63,8 @@ class FlowerGrid:
                 # By the message that it answers: an error's sender is not the node.
                 node = waiting.get(reply.metadata.reply_to_message_id, -1)
                 if node >= 0:
-                    replies[node] = _failure(reply) if reply.has_error() else block_of(reply)
+                    replies[node] = _failure(reply) if reply.has_error() else take_block(reply)
+                    messages.pop(node, None)
                     waiting = {identifier: other for identifier, other in waiting.items() if other != node}
             if waiting and time.monotonic() - looked > _RESTARTS:
                 looked, before, active = time.monotonic(), active, self._activations()
@@ -77,12 +80,15 @@ class FlowerGrid:
                 pause = min(max(_POLL, _BUSY * (time.monotonic() - polled)), _LONGEST_POLL)
                 time.sleep(min(pause, max(0.0, until - time.monotonic())))
                 self._replied.wait(heard, min(_LONGEST_POLL - pause, until - time.monotonic()))
+        return_free_memory()
         return replies
 
     def _push(self, node: int, block: bytes, deadline: float) -> dict[str, int]:
         # One at a time: a request that holds all of them may be too large where each alone is not.
         message = Message(content_of(block), dst_node_id=node, message_type=_ACTION, ttl=deadline + 60)
-        return dict.fromkeys(self._grid.push_messages([message]), node)
+        sent = dict.fromkeys(self._grid.push_messages([message]), node)
+        empty(message)
+        return sent
 
     def _activations(self) -> dict[int, str]:
         return {int(node.node_id): str(node.last_activated_at) for node in self._grid.get_nodes()}

@@ -18,7 +18,8 @@ import httpx
 from flwr.app import Error, Message
 
 from coterie.federation.flower._internals import NODE_RAISED, MessageTask, keep_connections, messages_of
-from coterie.federation.flower.messages import block_of, content_of
+from coterie.federation.flower.messages import content_of, empty, take_block
+from coterie.federation.flower.returned_memory import return_free_memory
 from coterie.federation.transport import Failure
 
 _log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class Executor:
         # Such a message must not hold up the others.
         done = [each for each in self._claimed if each.is_due and each.attempt(self._reply)]
         self._claimed = [each for each in self._claimed if each not in done]
+        if done:
+            return_free_memory()
         return bool(done)
 
     def close(self) -> None:
@@ -70,10 +73,13 @@ class Executor:
 
     def _reply(self, message: Message) -> Message:
         """Reply in any case: a SuperNode that has handed a message on does nothing else until it has the reply."""
-        block = block_of(message)
+        block = take_block(message)
         try:
             if not isinstance(block, Failure):
-                return Message(content_of(self._handle(block)), reply_to=message)
+                held = [block]
+                del block  # handed over: it may be a large model, and who handles it lets go of it early
+                return_free_memory()
+                return Message(content_of(self._handle(held.pop())), reply_to=message)
             reason = block.reason
         except Exception as error:  # only the error's type: its text might quote data
             _log.exception("a message could not be answered")
@@ -106,7 +112,9 @@ class _Claimed:
                     return False
                 self.give_up("the message was never complete")
                 return True
-            self._task.reply(reply(message))
+            answer = reply(message)
+            self._task.reply(answer)
+            empty(answer)
             self._end(self._task.complete)
         except Exception as error:  # the SuperNode is ending, or gave the message up; there may be others
             _log.warning("a message could not be answered: %s", error)

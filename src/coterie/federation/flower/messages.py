@@ -19,8 +19,24 @@ def content_of(block: bytes) -> RecordDict:
     return RecordDict({_RECORD: ArrayRecord({_ITEM: Array("uint8", (len(block),), _STYPE, block)})})
 
 
-def block_of(message: Message) -> bytes | Failure:
-    """Take the block out of a message; one that has none is not Coterie's."""
+def take_block(message: Message) -> bytes | Failure:
+    """Take the block out of a message, which then has none; one that has none before is not Coterie's."""
+    found = _block_of(message)
+    empty(message)
+    return found
+
+
+def empty(message: Message) -> None:
+    """Take everything out of a message that nobody needs any more.
+
+    Its records know each other in a circle: it would hold its block until Python looks for such circles.
+    """
+    if message.has_content():
+        for record in message.content.values():
+            record.clear()
+
+
+def _block_of(message: Message) -> bytes | Failure:
     few = message.content.config_records.get(_RECORD)
     if few is not None and isinstance(block := few.get(_ITEM), bytes):
         return block

@@ -19,6 +19,7 @@ from coterie.federation.flower.bells import of_node
 from coterie.federation.flower.executor import Executor
 from coterie.federation.flower.expiry import warnings_of
 from coterie.federation.flower.key_claims import KeyClaim
+from coterie.federation.flower.returned_memory import share_free_memory
 
 _PAUSE = 1.0  # seconds between looks for a message where no bell rings
 _DAY = 86400.0
@@ -62,6 +63,7 @@ def run_node(
 
     What waiting does not mend is a :class:`~coterie.errors.ConfigError`.
     """
+    share_free_memory()
     claim = KeyClaim(place.server, place.ca, certificates.read_node_key(place.key), place.folder, say)
     claim.wait()
     processes.avoid_proxies()

@@ -20,7 +20,9 @@ def _serve(transport: Transport, settings: Settings) -> None:
     plan_file, out = Path(str(settings["plan"])), Path(str(settings["out"]))
     try:
         plan = options.make(Plan, read_yaml(plan_file), "plan")
-        serve(agreement.read(Path(str(settings["federation"]))), transport, plan, out, listener=print, watch=_tell)
+        agreed = agreement.read(Path(str(settings["federation"])))
+        names = {number: member.name for number, member in enumerate(agreed.members)}
+        serve(agreed, transport, plan, out, listener=lambda event: print(event.told(names)), watch=_tell)
     except Interrupted:  # whoever stopped the run knows
         raise
     except Exception as error:

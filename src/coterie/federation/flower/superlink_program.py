@@ -10,6 +10,7 @@ from typing import Any
 import uvicorn
 
 from coterie.federation.flower._superlink_internals import shorten_calls, take_server
+from coterie.federation.flower.returned_memory import return_large_blocks
 from coterie.federation.flower.superlink_door import Door
 
 KEEP_ALIVE = 75
@@ -27,6 +28,7 @@ def main() -> None:
         # No line for every call: a federation makes some twenty for each message, and nobody trims that file.
         uvicorn.run(Door(app, secret), **options | {"access_log": False, "timeout_keep_alive": KEEP_ALIVE})
 
+    return_large_blocks()
     take_server(serve)
     shorten_calls()
     program.load()()

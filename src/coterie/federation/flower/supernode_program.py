@@ -17,6 +17,7 @@ from pathlib import Path
 
 from coterie.federation.flower.bells import of_node
 from coterie.federation.flower.pauses import NodePauses
+from coterie.federation.flower.returned_memory import return_large_blocks
 
 CUT_OFF = 75
 """The exit status; EX_TEMPFAIL of the system's own list."""
@@ -35,9 +36,11 @@ def main() -> None:
             _cut_off()
 
     threading.excepthook = end
+    return_large_blocks()
     folder = os.environ.get(FOLDER)
     if folder:
-        from coterie.federation.flower._internals import hasten_objects, keep_connections, take_pauses
+        from coterie.federation.flower._internals import hasten_objects, keep_connections
+        from coterie.federation.flower._supernode_internals import take_pauses
 
         hasten_objects()
         keep_connections()

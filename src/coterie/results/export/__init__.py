@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from coterie.results.export.exporting import Exported, Kind, export, kind
+from coterie.results.export.exporting import Kind, export, kind
+from coterie.results.export.model_folder import Exported
+from coterie.results.export.personalizing import personalize
 from coterie.results.export.predicting import predict
 
-__all__ = ["Exported", "Kind", "export", "kind", "predict"]
+__all__ = ["Exported", "Kind", "export", "kind", "personalize", "predict"]

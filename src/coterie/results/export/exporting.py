@@ -14,58 +14,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
-from coterie.errors import ConfigError, CoterieError, RunFolderError
+from coterie.errors import ConfigError
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_validation
-from coterie.models.hugging_face_network import HuggingFaceModel
 from coterie.results import Result
 from coterie.results.export import onnx_graph
-from coterie.results.export.network_code import CODE, GRAPH, Form, network_source, write_graph
+from coterie.results.export.model_folder import Exported, ModelFolder, drafted, refuse_object, refuse_place
+from coterie.results.export.network_code import Form
 from coterie.results.export.predictors import predictor
 from coterie.results.export.restored import MadeModel, RestoredRun
-from coterie.runs.storage import read_code
-from coterie.runs.storage.atomic_files import write_json, write_text
-from coterie.runs.storage.code_folder import write_code
-from coterie.runs.storage.tensor_file import save_named
-from coterie.user_code import OBJECT, as_given, find
 
 Kind = Literal["personal", "global", "hybrid"]
 """The client's own model, the one for all, or whichever of the two is better on the client's validation samples."""
-
-FORMAT = 1
-_SUFFIX = ".safetensors"
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What was written.
-
-    Parameters
-    ----------
-    folder
-        The folder.
-    about
-        What is known of the models, as in ``model.json``.
-    onnx
-        The ONNX files, one for each model, where they were asked for.
-    """
-
-    folder: Path
-    about: dict[str, Any]
-    onnx: tuple[Path, ...] = ()
 
 
 def kind(name: str | None) -> Kind | None:
@@ -137,19 +105,19 @@ def export(
         If there is no such client or model, or the method predicts in a way of its own.
     """
     folder = Path(out)
-    _refuse_place(folder)
+    refuse_place(folder)
     if onnx:
         onnx_graph.refuse_without_packages()
     result = Result(run)
-    _refuse_object(str(result.config["model"]))
+    refuse_object(str(result.config["model"]))
     summary = result.summary
     restored = RestoredRun(result, folder.absolute().parent, None if data_dir is None else Path(data_dir))
     algorithm = restored.parts.simulation.algorithm
     wanted = best or ("personal" if algorithm.has_personal else "global")
     numbers = _numbers(result, clients)
     taken = {client: _better(result, client, summary) if wanted == "hybrid" else wanted for client in numbers}
-    with _drafted(folder) as draft:
-        entries: list[dict[str, Any]] = []
+    with drafted(folder) as draft:
+        written = ModelFolder(draft, restored, onnx)
         module: nn.Module | None = None
         form: Form | None = None
         for each, is_one in _models(restored, taken):
@@ -165,54 +133,10 @@ def export(
                     "one: export each apart, with --best personal and --best global"
                 )
             form, module = found
-            entry = _entry(restored, each, taken[each.client], is_one)
-            entry["file"] = _free_name(entry, [other["file"] for other in entries]) + _SUFFIX
-            _save(module, draft / entry["file"])
-            entries.append(entry)
-            if onnx:
-                onnx_graph.write(module, restored.inputs, entry, restored.config, draft / _onnx_name(entry))
+            written.add(_entry(restored, each, taken[each.client], is_one), module)
         assert module is not None and form is not None
-        entries.sort(key=lambda entry: -1 if entry["client"] is None else entry["client"])
-        about = _about(restored, wanted, entries)
-        write_json(draft / "model.json", about)
-        _write_code(draft, restored, module, form)
-    files = tuple(folder / _onnx_name(entry) for entry in entries) if onnx else ()
-    return Exported(folder, about, files)
-
-
-def _refuse_object(model: str) -> None:
-    """Refuse a model that was handed over by another program, of which nothing is here."""
-    if not model.startswith(OBJECT):
-        return
-    try:
-        find("model", model)
-    except CoterieError:
-        raise ConfigError(
-            f"model is {as_given(model)!r}, an object, of which the run's folder has no code that could be taken home: "
-            "export it in the program that handed it over, or begin a run with import:module:Class"
-        ) from None
-
-
-def _refuse_place(folder: Path) -> None:
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise RunFolderError(f"{folder} is there already: choose another --out")
-    if not folder.absolute().parent.is_dir():
-        raise RunFolderError(f"there is no folder {folder.parent}: make it, or choose another --out")
-
-
-@contextlib.contextmanager
-def _drafted(folder: Path) -> Iterator[Path]:
-    """Give a folder to write in, which takes its name when all is there, and is removed if anything fails."""
-    draft = folder.with_name(f".{folder.name}.writing")
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        draft.mkdir()
-        yield draft
-        draft.rename(folder)
-    except OSError as error:
-        raise RunFolderError(f"{folder} cannot be written ({error.strerror or error})") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        about = written.close(wanted, module, form)
+    return Exported(folder, about, written.onnx_files(folder))
 
 
 def _numbers(result: Result, clients: int | str | Sequence[int | str] | None) -> list[int]:
@@ -256,60 +180,6 @@ def _entry(restored: RestoredRun, made: MadeModel, taken: str, is_one: bool) -> 
         **({"scaling": own[made.client]} if own else {}),
         "test": _measured(result, made.client, made.recorded),
     }
-
-
-def _free_name(entry: dict[str, Any], taken: Sequence[str]) -> str:
-    if entry["client"] is None:
-        return "everyone"
-    name = re.sub(r"[^\w.-]+", "-", entry.get("name", "")).strip("-.")
-    used = {file.removesuffix(_SUFFIX).lower() for file in taken}
-    return name if name and name.lower() not in used else f"client-{entry['client']}"
-
-
-def _onnx_name(entry: dict[str, Any]) -> str:
-    return str(entry["file"]).removesuffix(_SUFFIX) + ".onnx"
-
-
-def _about(restored: RestoredRun, wanted: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    algorithm, inputs = restored.parts.simulation.algorithm, restored.inputs
-    return {
-        "format": FORMAT,
-        "run": restored.result.path.absolute().name,
-        "algorithm": algorithm.name,
-        "settings": algorithm.settings(),
-        "best": wanted,
-        "round": restored.config.rounds,
-        "model": restored.result.config["model"],
-        "dtype": restored.config.dtype,
-        **{name: value for name, value in inputs.items() if name != "own_scaling"},
-        "clients": entries,
-    }
-
-
-def _save(module: nn.Module, path: Path) -> None:
-    # What is frozen of a model of Hugging Face's is in a folder of its own, and may be large.
-    state = module.trained() if isinstance(module, HuggingFaceModel) else module.state_dict()
-    save_named(path, {name: value.detach().cpu().clone().contiguous() for name, value in state.items()})
-    if isinstance(module, HuggingFaceModel):
-        module.save_adapters(path.with_suffix(".peft"))
-
-
-def _write_code(draft: Path, restored: RestoredRun, module: nn.Module, form: Form) -> None:
-    result, inputs, copies = restored.result, restored.inputs, read_code(restored.result.path)
-    if "model" in copies.settings:
-        copies = copies.only("model")
-        write_code(draft / CODE, copies)
-    if restored.config.model.startswith(OBJECT):
-        kind = torch.int64 if inputs["type"] == "int64" else getattr(torch, restored.config.dtype)
-        # Two samples and not one: an axis of length one would be taken for one that never changes.
-        write_graph(module, torch.zeros(2, *inputs["shape"], dtype=kind), draft / GRAPH)
-    title = f"{result.config['model']}, of the run {result.path.absolute().name}"
-    plain = restored.parts.engine.problem.module
-    shape = tuple(inputs["shape"])
-    text = network_source(title, restored.config.model, plain, shape, inputs["outputs"], form, copies)
-    write_text(draft / "network.py", text)
-    standalone = resources.files("coterie.results.export.standalone")
-    write_text(draft / "predict.py", standalone.joinpath("predict.py").read_text(encoding="utf-8"))
 
 
 def _better(result: Result, client: int, summary: dict[str, Any]) -> str:

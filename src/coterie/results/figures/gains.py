@@ -56,11 +56,11 @@ def gains_by_client(clients: pd.DataFrame, title: str) -> Panels:
     Returns
     -------
     Panels
-        A point for each client, the greatest gain on top.
+        A point for each client, the greatest gain on top, and its interval where there is one.
     """
     seeds = clients["seed"].nunique() > 1
     labels = [f"{name}, seed {seed}" if seeds else name for name, seed in zip(*_names(clients), strict=True)]
-    series = []
+    series = _intervals(clients)
     for verdict, (words, style) in _VERDICTS.items():
         place = np.flatnonzero((clients["verdict"] == verdict).to_numpy())
         if len(place):
@@ -73,6 +73,14 @@ def gains_by_client(clients: pd.DataFrame, title: str) -> Panels:
     left = Axis("", ticks, range=(-0.7, len(clients) - 0.3))
     height = 0.5 + min(2.5, 0.045 * len(clients))
     return Panels((Panel(tuple(series), Axis(title, borders=(0.0,)), left),), height=height)
+
+
+def _intervals(clients: pd.DataFrame) -> list[Series]:
+    if "low" not in clients or not clients["low"].notna().any():
+        return []
+    place = np.arange(len(clients), dtype=float)
+    ends = np.stack([clients["low"].to_numpy(), clients["high"].to_numpy(), np.full(len(clients), np.nan)], axis=1)
+    return [Series("95 % interval of each", Style(PALETTE[6]), ends.ravel(), np.repeat(place, 3), faint=True)]
 
 
 def _names(clients: pd.DataFrame) -> tuple[list[str], list[int]]:

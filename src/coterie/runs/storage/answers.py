@@ -1,13 +1,13 @@
-"""How each test sample was answered after the last round: what paired tests and pictures of calibration are made of.
+"""How single samples were answered after the last round: what paired tests and pictures of calibration are made of.
 
-A row for each model, client and test sample, in the order of the client's share, which is the same for every method
-that met the same clients. ``answer`` is the probability of the class that was predicted, with a minus sign if that was
-wrong; NaN if the model gave none. Four bytes a sample and model.
+A file for test samples and one for validation samples. A row for each model, client and sample, in the order of the
+client's share, which is the same for every method that met the same clients. ``answer`` is the probability of the class
+that was predicted, with a minus sign if that was wrong; NaN if the model gave none. Four bytes a sample and model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,27 +17,51 @@ import pandas as pd
 from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import replacing
 
-ANSWERS = "answers.parquet"
-"""The file that says how each test sample was answered after the last round."""
+ANSWERS = {"test": "answers.parquet", "validation": "validation_answers.parquet"}
+"""The files that say how each sample of a split was answered after the last round."""
+
+Answers = dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]
+"""For each model the client and the answer of every sample."""
 
 
-def write_answers(
-    path: Path, round_number: int, found: Mapping[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]
-) -> None:
-    """Write for each model the client and the answer of every sample."""
+def write_answers(path: Path, round_number: int, found: Answers, split: str = "test") -> None:
+    """Write the answers to the samples of a split."""
     frames = [
         pd.DataFrame({"round": np.int32(round_number), "model": model, "client": clients, "answer": answers})
         for model, (clients, answers) in found.items()
     ]
-    with replacing(path / ANSWERS) as draft:
+    with replacing(path / ANSWERS[split]) as draft:
         pd.concat(frames, ignore_index=True).to_parquet(draft, index=False, compression="zstd")
 
 
-def read_answers(path: Path) -> pd.DataFrame | None:
-    """Read the answers of a run, ``None`` where none were recorded; a damaged file is a ``RunFolderError``."""
-    file = path / ANSWERS
+def keep_answers(path: Path, round_number: int) -> None:
+    """Keep the answers of a round that was the last one, in a folder of its own, before the run goes on."""
+    for name in ANSWERS.values():
+        if (path / name).exists():
+            (path / _of_round(round_number)).mkdir(parents=True, exist_ok=True)
+            with replacing(path / _of_round(round_number) / name) as draft:
+                shutil.copyfile(path / name, draft)
+
+
+def read_answers(path: Path, split: str = "test", round_number: int | None = None) -> pd.DataFrame | None:
+    """Read a run's answers to the samples of a split after a round, by default the last; ``None`` if there are none.
+
+    A damaged file is a ``RunFolderError``.
+    """
+    file = path / ANSWERS[split]
+    if round_number is not None and (path / _of_round(round_number) / ANSWERS[split]).exists():
+        file = path / _of_round(round_number) / ANSWERS[split]
     if not file.exists():
         return None
+    found = _read(file)
+    return found if round_number is None or (found["round"] == round_number).all() else None
+
+
+def _of_round(round_number: int) -> str:
+    return f"ends/{round_number:08d}"
+
+
+def _read(file: Path) -> pd.DataFrame:
     try:
         with file.open("rb") as opened:  # a path with ``=`` in it would be taken for columns of the table
             return pd.read_parquet(opened)

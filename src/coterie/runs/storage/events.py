@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,8 +35,14 @@ class Event:
     reason: str = ""
 
     def __str__(self) -> str:
-        whose = "" if self.client is None else f" client {self.client}"
-        return f"round {self.round}:{whose} {self.what}" + (f" ({self.reason})" if self.reason else "")
+        return self.told({})
+
+    def told(self, names: Mapping[int, str]) -> str:
+        """Say it in one line, with the client's name where it has one."""
+        whose = "" if self.client is None else f" {names.get(self.client, f'client {self.client}')}"
+        # Who joined is named as the reason too, which is for who has no list of names.
+        reason = "" if self.client is not None and self.reason == names.get(self.client) else self.reason
+        return f"round {self.round}:{whose} {self.what}" + (f" ({reason})" if reason else "")
 
 
 Listener = Callable[[Event], None]

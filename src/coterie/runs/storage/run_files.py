@@ -22,6 +22,8 @@ from coterie.runs.storage.seals import BLANK, check_seal, seal
 CONFIG = "config.yaml"
 ABOUT = "run.json"
 """The file that says in which format the folder is, and what wrote it."""
+BEGUN_WITH = "begun_with"
+"""The entry there, of a run that was made longer, with how long it was to be when it began."""
 SHARES = "shares.parquet"
 """The file that says who holds what."""
 CLIENT_NAMES = "clients.json"
@@ -46,6 +48,12 @@ def read_about(path: Path) -> dict[str, Any]:
     about = read_json(path / ABOUT) if (path / ABOUT).exists() else {}
     check_format(f"the run in {path}", about, FORMAT, RunFolderError)
     return about
+
+
+def read_beginning(path: Path) -> dict[str, Any]:
+    """Read what a run that was made longer began with; nothing of any other."""
+    about = read_json(path / ABOUT) if (path / ABOUT).exists() else {}
+    return dict(about.get(BEGUN_WITH, {}))
 
 
 def read_config(path: Path) -> dict[str, Any]:

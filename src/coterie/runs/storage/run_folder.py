@@ -14,6 +14,8 @@
       clients.json        of a federation's server, which has no shares: the members' names
       inputs.json         what the models are fed with: columns, categories, scaling, what fills gaps, classes
       answers.parquet     how each test sample was answered after the last round
+      validation_answers.parquet  the same of each validation sample
+      ends/               both, of rounds that were the last ones before the run was made longer
       models.safetensors  models of the last round that no checkpoint has: fine-tuned ones, newcomers'
       checkpoint/         the last two checkpoints
       choices.json        what the engine chose by measuring, reused on resume
@@ -44,6 +46,7 @@ import yaml
 from torch import Tensor
 
 from coterie.errors import RunFolderError
+from coterie.runs.storage.answers import keep_answers
 from coterie.runs.storage.atomic_files import is_draft, read_json, remove_drafts, replacing, write_json, write_text
 from coterie.runs.storage.checkpoints import Checkpoints
 from coterie.runs.storage.code_folder import CODE, checksum_of, write_code
@@ -52,12 +55,15 @@ from coterie.runs.storage.matrix_log import MatrixLog
 from coterie.runs.storage.metrics_log import MetricsLog
 from coterie.runs.storage.run_files import (
     ABOUT,
+    BEGUN_WITH,
     CLIENT_NAMES,
     CONFIG,
     SHARES,
     SUMMARY,
     accuracy_matrix_log,
     collaboration_weights_log,
+    read_about,
+    read_beginning,
     read_config,
     read_summary,
     write_about,
@@ -161,8 +167,11 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """What names the run: a digest of its configuration, the same for two runs that must give the same result."""
-        text = json.dumps(self._config, sort_keys=True, default=str)
+        """What names the run: a digest of its configuration, the same for two runs that must give the same result.
+
+        A run that was made longer keeps the name that it began with.
+        """
+        text = json.dumps({**self._config, **self._begun_with}, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=8, person=b"coterie run").hexdigest()
 
     @property
@@ -178,6 +187,23 @@ class RunFolder:
             text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
             write_text(self.path / CONFIG, text)
         self._use(read_config(self.path))  # as a resumed run will find it
+
+    def lengthen(self, rounds: int) -> None:
+        """Let a run go on to a later round than the last of its configuration; one that is as long stays as it is.
+
+        It stays the same run: no round depends on how many there will be. Killed within, it is lengthened again.
+        """
+        with _reported(self.path):
+            if self._config["rounds"] < rounds:
+                keep_answers(self.path, self._config["rounds"])
+                begun_with = {"rounds": self._config["rounds"], **self._begun_with}
+                write_json(self.path / ABOUT, {**read_about(self.path), BEGUN_WITH: begun_with})
+                text = yaml.safe_dump({**self._config, "rounds": rounds}, sort_keys=False, allow_unicode=True)
+                write_text(self.path / CONFIG, text)
+                self._use(read_config(self.path))
+            summary = self.summary()
+            if summary is not None and summary["rounds"] < self._config["rounds"]:
+                (self.path / SUMMARY).unlink()
 
     def write_choices(self, choices: Mapping[str, Any]) -> None:
         """Write what the engine chose by measuring, of plain JSON types."""
@@ -249,6 +275,7 @@ class RunFolder:
 
     def _use(self, config: dict[str, Any]) -> None:
         self._config = config
+        self._begun_with = read_beginning(self.path)
         self.checkpoints = Checkpoints(self.path / "checkpoint", self.run_id)
 
     def __enter__(self) -> Self:

@@ -82,11 +82,11 @@ class TensorToWrite:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write(path: Path, entries: Mapping[str, TensorToWrite]) -> tuple[int, str]:
+def write(path: Path, entries: Mapping[str, TensorToWrite], notes: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Write tensors by name, and give the file's size and SHA-256; types that the format lacks are a ``TypeError``."""
     # The widest numbers first, so that all of them lie where their type may.
     names = sorted(entries, key=lambda name: -entries[name].dtype.itemsize)
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {} if notes is None else {"__metadata__": dict(notes)}
     at = 0
     for name in names:
         entry = entries[name]

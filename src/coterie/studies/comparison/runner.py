@@ -31,7 +31,7 @@ from coterie.results import At, Result
 from coterie.results.report.sources import STANDINGS
 from coterie.rows.distributed import launched
 from coterie.runs.experiment import Watcher
-from coterie.runs.storage import lock_folder
+from coterie.runs.storage import lock_folder, read_summary
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.simulation.processes import OneProcess
 from coterie.studies.comparison.plan import ComparisonPlan, PlannedRun
@@ -48,7 +48,10 @@ from coterie.studies.progress import PartProgress, study_progress
 from coterie.tracking import make_all
 from coterie.yaml_file import read_yaml
 
-_PLAN, _RUNS, _DIVERGED = "plan.yaml", "runs", "diverged.json"
+RUNS = "runs"
+"""The folder of all runs."""
+
+_PLAN, _DIVERGED = "plan.yaml", "diverged.json"
 
 
 def compare(
@@ -92,14 +95,13 @@ def compare(
         The result of each method.
     """
     folder = Path(out)
-    _refuse_several_processes()
+    refuse_several_processes()
     _refuse_without_validation(plan, at)
-    _refuse_objects_side_by_side(plan, jobs)
+    refuse_objects_side_by_side(plan, jobs)
     make_all(track)  # what is wrong with them is said before anything is begun
-    play = functools.partial(_play, folder, data_dir, tuple(track))
-    with _locked(plan, folder):
+    with locked(plan.plain(), folder):
         with _shown(plan, progress) as part:
-            diverged = _run_all(plan, folder, play, jobs, together, part)
+            diverged = run_all(plan, folder, data_dir, jobs=jobs, together=together, progress=part, track=track)
         found = standings(plan, _results(plan, folder, diverged), at)
         shown = table(found)
         write_json(folder / STANDINGS, plain(found))
@@ -129,7 +131,7 @@ def load_results(plan: ComparisonPlan, out: str | os.PathLike[str]) -> dict[str,
 
 
 def _results(plan: ComparisonPlan, folder: Path, diverged: Mapping[str, str]) -> dict[str, Result | None]:
-    return {run.name: None if run.name in diverged else Result(folder / _RUNS / run.name) for run in plan.runs}
+    return {run.name: None if run.name in diverged else Result(folder / RUNS / run.name) for run in plan.runs}
 
 
 @contextlib.contextmanager
@@ -141,10 +143,21 @@ def _shown(plan: ComparisonPlan, progress: bool | PartProgress) -> Iterator[Part
             yield study.part("", plan.runs)
 
 
-def _run_all(
-    plan: ComparisonPlan, folder: Path, play: RunFunction, jobs: int, together: bool, progress: PartProgress
+def run_all(
+    plan: ComparisonPlan,
+    folder: Path,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    jobs: int = 1,
+    together: bool = True,
+    progress: PartProgress,
+    track: Sequence[str] = (),
 ) -> Mapping[str, str]:
-    """Run what is left, and give the runs that diverged with the sentence that says so."""
+    """Run what is left, and give the runs that diverged with the sentence that says so.
+
+    A run that is there and is planned for more rounds than it has played goes on to these.
+    """
+    play: RunFunction = functools.partial(_play, folder, data_dir, tuple(track))
     diverged = read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {}
     left = [run for run in plan.runs if run.name not in diverged and not _finished(folder, run)]
     waiting = {run.name for run in left}
@@ -187,8 +200,14 @@ def _stopped_by_sigterm(folder: Path) -> Iterator[None]:
         yield
 
 
+def begun(folder: Path) -> bool:
+    """Say whether any run of a plan has been begun."""
+    return any((folder / RUNS).glob("*/config.yaml"))
+
+
 def _finished(folder: Path, run: PlannedRun) -> bool:
-    return (folder / _RUNS / run.name / "summary.json").exists()
+    summary = read_summary(folder / RUNS / run.name)
+    return summary is not None and int(summary["rounds"]) >= run.config.rounds
 
 
 def _play(
@@ -199,14 +218,14 @@ def _play(
     watch: Watcher,
     processes: OneProcess | None = None,
 ) -> None:
-    path = folder / _RUNS / run.name
+    path = folder / RUNS / run.name
     if (path / "config.yaml").exists():
-        api.play_on(path, processes, data_dir=data_dir, progress=watch, track=track)
+        api.play_on(path, processes, data_dir=data_dir, progress=watch, track=track, rounds=run.config.rounds)
     else:
         api.play_config(run.config, processes, out=path, data_dir=data_dir, progress=watch, track=track)
 
 
-def _refuse_several_processes() -> None:
+def refuse_several_processes() -> None:
     if launched() > 1:
         raise ConfigError(
             f"torchrun started {launched()} processes, but a comparison runs in one: start it without torchrun, with "
@@ -214,7 +233,7 @@ def _refuse_several_processes() -> None:
         )
 
 
-def _refuse_objects_side_by_side(plan: ComparisonPlan, jobs: int) -> None:
+def refuse_objects_side_by_side(plan: ComparisonPlan, jobs: int) -> None:
     if jobs > 1 and plan.has_objects:
         raise ConfigError(
             f"jobs is {jobs}, but the plan has objects, which other processes do not have: use jobs=1, or text"
@@ -230,16 +249,16 @@ def _refuse_without_validation(plan: ComparisonPlan, at: At) -> None:
 
 
 @contextlib.contextmanager
-def _locked(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
-    """Write the plan to its folder, and let no other process run it at the same time."""
-    plain = yaml.safe_load(yaml.safe_dump(plan.plain(), sort_keys=False, allow_unicode=True))
+def locked(plan: Mapping[str, Any], folder: Path) -> Iterator[None]:
+    """Write a plan, of plain YAML types, to its folder, and let no other process run it at the same time."""
+    plain = yaml.safe_load(yaml.safe_dump(dict(plan), sort_keys=False, allow_unicode=True))
     _refuse_another(plain, folder)
-    with contextlib.ExitStack() as locked:
+    with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            locked.callback(os.close, lock_folder(folder))
+            held.callback(os.close, lock_folder(folder))
             _refuse_another(plain, folder)  # another process may have begun between the look and the lock
-            if not (folder / _PLAN).exists():
+            if not (folder / _PLAN).exists() or not begun(folder):
                 write_text(folder / _PLAN, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
         except OSError as error:
             raise RunFolderError(f"{folder} cannot be written ({error.strerror or error})") from error
@@ -247,6 +266,8 @@ def _locked(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
 
 
 def _refuse_another(plain: Mapping[str, Any], folder: Path) -> None:
+    if (folder / _PLAN).exists() and not begun(folder):
+        return  # nothing came of it: whoever mended a mistake in it need not look for another folder
     if (folder / _PLAN).exists():
         difference = _difference(read_yaml(folder / _PLAN), plain)
         if difference:
@@ -259,9 +280,9 @@ def _refuse_another(plain: Mapping[str, Any], folder: Path) -> None:
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    for name in ("methods", "seeds", "grid", "tune"):
-        if old.get(name) != new[name]:
-            return f"{name}: {old.get(name)} there, {new[name]} here"
+    for name in ("methods", "seeds", "grid", "tune", *(name for name in ("budget",) if name in old or name in new)):
+        if old.get(name) != new.get(name):
+            return f"{name}: {old.get(name)} there, {new.get(name)} here"
     runs: Mapping[str, Mapping[str, Any]] = old.get("runs") or {}
     for run, config in new["runs"].items():
         for name, value in config.items():

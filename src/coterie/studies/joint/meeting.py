@@ -8,7 +8,10 @@ and no two runs are ever at work at the same time, but for what each writes to i
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -35,8 +38,9 @@ from coterie.data.shelf import DatasetShelf
 from coterie.errors import Interrupted
 from coterie.simulation.measurement import Measured, Measurement, Targets, measured, targets_end_to_end
 from coterie.simulation.processes import OneProcess
-from coterie.studies.joint.seat import MeasureAsk, Seat, WriteAsk
+from coterie.studies.joint.seat import FiniteAsk, MeasureAsk, Seat, WriteAsk
 
+_PENS = max(2, min(8, os.cpu_count() or 1))  # runs that write at a time: more would only wait for the interpreter
 _TARGETS = 16  # sets of runs whose targets are kept end to end
 
 
@@ -49,15 +53,18 @@ class Meeting:
         The signal by which the user asked for a stop, ``None`` if there was none.
     store, datasets, made
         The samples of all runs, the data sets that they come from, and what else was made once for all.
+    pens
+        Held by whoever writes its folder.
     """
 
-    joins_models: bool = False
-    """Whether models are applied together on a CPU too, for their evaluation."""
+    as_on_a_gpu: bool = False
+    """Whether models are applied together on a CPU too, for their evaluation, and what is finite is asked together."""
 
     def __init__(self) -> None:
         self.stopped_by: int | None = None
         self.store, self.datasets = SampleStore(), DatasetShelf()
         self.made: dict[Hashable, Any] = {}
+        self.pens = threading.BoundedSemaphore(_PENS)
         self._seats: list[Seat] = []
         self._engines: dict[Seat, tuple[JointEngine, int]] = {}
         self._at_once = self._undoable = False
@@ -117,7 +124,9 @@ class Meeting:
         for seats in groups.values():
             engines = {seat: seat.engine for seat in seats if seat.engine is not None}
             first = next(iter(engines.values()))
-            joined = {seat: engine for seat, engine in engines.items() if engine is first or same_net(first, engine)}
+            distinct = {id(engine): engine for engine in engines.values()}
+            fits = {key: engine is first or same_net(first, engine) for key, engine in distinct.items()}
+            joined = {seat: engine for seat, engine in engines.items() if fits[id(engine)]}
             if len(joined) > 1:
                 engine = JointEngine(list(joined.values()))
                 self._engines |= {seat: (engine, place) for place, seat in enumerate(joined)}
@@ -176,6 +185,9 @@ class Meeting:
         wanted = [ask.wanted for ask in asks if isinstance(ask, MeasureAsk)]
         if wanted:
             return list(self._measured(seats, wanted))
+        sums = [ask.sums for ask in asks if isinstance(ask, FiniteAsk)]
+        if sums:
+            return _finite(sums)
         places = [self._engines[seat][1] for seat in seats]
         tasks = [replace(ask, run=at) for ask, at in zip(asks, places, strict=True) if isinstance(ask, TaskAsk)]
         with torch.no_grad():
@@ -183,7 +195,7 @@ class Meeting:
 
     def _measured(self, seats: Sequence[Seat], wanted: Sequence[Measurement]) -> list[Measured]:
         own = [seat.engine for seat in seats if seat.engine is not None]
-        if own[0].device.type == "cpu" and not self.joins_models:
+        if own[0].device.type == "cpu" and not self.as_on_a_gpu:
             # Applied together they would take as long, for a CPU takes one row after another, and would be padded to
             # other widths, which can decide a last bit.
             outputs = [one.outputs(engine) for one, engine in zip(wanted, own, strict=True)]
@@ -224,13 +236,13 @@ def _in_round(seat: Seat) -> bool:
 
 
 def _stage(seat: Seat) -> tuple[bool, int]:
-    """Say what comes first: writing, evaluations before rounds, and the last exchanges of a round before the first.
+    """Say what comes first: the end of a round, evaluations before rounds, and of a round the last exchanges.
 
     So runs wait for each other at the beginning of a round, whatever they asked for in the one before. While some
     write, all others have come to ask for something or write too.
     """
-    if isinstance(seat.ask, WriteAsk):
-        return False, -1
+    if isinstance(seat.ask, FiniteAsk | WriteAsk):
+        return False, -2 if isinstance(seat.ask, FiniteAsk) else -1
     if not isinstance(seat.ask, TaskAsk) or seat.ask.call.purpose != "round":
         return False, 0
     return True, -seat.ask.call.exchange
@@ -245,8 +257,16 @@ def _grouped(seats: Sequence[Seat], engines: dict[Seat, tuple[JointEngine, int]]
             key = id(engines[seat][0]), signature(seat.ask.task)
         elif seat in engines and isinstance(seat.ask, MeasureAsk):
             key = id(engines[seat][0]), seat.ask.wanted.alike
+        elif seat in engines and isinstance(seat.ask, FiniteAsk):
+            key = id(engines[seat][0]), FiniteAsk
         found.setdefault(key, []).append(seat)
     return list(found.values())
+
+
+def _finite(sums: Sequence[Tensor]) -> list[bool]:
+    found = torch.cat(list(sums)).isfinite().tolist()  # all that is read from the device in a round
+    ends = list(itertools.accumulate(map(len, sums)))
+    return [all(found[end - len(mine) : end]) for mine, end in zip(sums, ends, strict=True)]
 
 
 def _alone(seat: Seat) -> Any:
@@ -255,6 +275,8 @@ def _alone(seat: Seat) -> Any:
     if isinstance(ask, TaskAsk):
         with torch.no_grad():
             return TaskAnswer(*engine.run(ask.task, ask.clients, ask.state, ask.message, ask.call))
+    if isinstance(ask, FiniteAsk):
+        return _finite([ask.sums])[0]
     if isinstance(ask, MeasureAsk):
         return measured(engine, [ask.wanted], [ask.wanted.outputs(engine)])[0]
     assert isinstance(ask, PredictAsk)

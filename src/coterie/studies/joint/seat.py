@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from coterie.compute.batched import BatchedEngine
@@ -39,6 +40,14 @@ class MeasureAsk:
         return self.wanted.targets.clients
 
 
+@dataclass(frozen=True)
+class FiniteAsk:
+    """Sums that a run wants to know to be finite, of a round with some clients."""
+
+    sums: Tensor
+    clients: Tensor
+
+
 class WriteAsk:
     """A run that writes its folder, in its own thread while others go on; it is answered when that is done.
 
@@ -57,7 +66,7 @@ class WriteAsk:
         self.clients: tuple[()] = ()
 
 
-AnyAsk = TaskAsk | PredictAsk | MeasureAsk | WriteAsk
+AnyAsk = TaskAsk | PredictAsk | MeasureAsk | FiniteAsk | WriteAsk
 
 
 class Seat:
@@ -142,15 +151,16 @@ class Seat:
     def go_beside(self, work: Callable[[], None]) -> None:
         """Do something that needs nothing of others and changes nothing of theirs, while they go on."""
         switches, ask = matrix_units.switches(), WriteAsk()
-        self._beside = time.perf_counter()
         self.ask = ask
         self._back.release()
         failed: BaseException | None = None
-        try:
-            work()
-        except BaseException as error:
-            failed = error
-        ask.seconds, self._beside = time.perf_counter() - self._beside, None
+        with self._meeting.pens:
+            began = self._beside = time.perf_counter()
+            try:
+                work()
+            except BaseException as error:
+                failed = error
+            ask.seconds, self._beside = time.perf_counter() - began, None
         ask.done.set()
         self._go.acquire()
         matrix_units.switch_to(switches)
@@ -215,6 +225,14 @@ class SeatedProcess(OneProcess):
         if not isinstance(engine, GuestEngine):
             return super().measure(engine, wanted)
         found: Measured = self._seat.wait_for(MeasureAsk(wanted))
+        return found
+
+    def are_finite(self, values: Sequence[Tensor], clients: Tensor) -> bool:
+        """Say whether numbers have finite sums: a GPU is asked once for all runs, when it has all it has to do."""
+        if not values or (values[0].device.type == "cpu" and not self._meeting.as_on_a_gpu):
+            return super().are_finite(values, clients)
+        sums = torch.stack([value.sum().double() for value in values])
+        found: bool = self._seat.wait_for(FiniteAsk(sums, clients))
         return found
 
     def beside(self, work: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ from coterie.studies.leaderboard.record import Leaderboard
 from coterie.tables import ABSENT, Cell, Column, Row, Table, escape_markdown, numbers, words
 
 _COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+PLAINEST = "fedavg_ft"
 _NAMED = 4  # of a list of methods, so many are named
 
 
@@ -43,15 +44,15 @@ def with_reach(found: OverSeedsInterval) -> str:
 # -------------------------------------------------------------------------------------------------- over all settings
 
 
-def mean_ranks(found: Leaderboard) -> dict[str, float]:
-    """Give each method's mean rank over the settings; a method that diverged in one is last there."""
+def mean_ranks(found: Leaderboard, settings: Sequence[str] | None = None) -> dict[str, float]:
+    """Give each method's mean rank over all settings or some, best first; where one diverged it is last."""
     ranks: dict[str, list[float]] = {method: [] for method in found.methods}
-    for board in found.boards.values():
+    for board in [found.boards[name] for name in settings or found.boards]:
         for placing in board.placings:
             ranks[placing.entry.method].append(placing.rank)
         for entry in board.diverged:
             ranks[entry.method].append(float(len(board.placings) + len(board.diverged)))
-    means = {method: float(np.mean(each)) for method, each in ranks.items()}
+    means = {method: float(np.mean(each)) for method, each in ranks.items() if each}
     return dict(sorted(means.items(), key=lambda pair: (pair[1], pair[0])))
 
 
@@ -113,8 +114,14 @@ def sentences(found: Leaderboard) -> Iterator[str]:
         if most < settings or sum(times == most for times in unbeaten.values()) < len(ranks)
         else "No method is better than any other beyond chance."
     )
+    for place, there in places(found).items():
+        best = list(mean_ranks(found, [setting.name for setting in there]).items())[:3]
+        said = listed([f"{found.methods[method]} ({rank:.1f})" for method, rank in best])
+        yield f"{place}: the best mean ranks are those of {said}."
     never = [found.methods[method] for method, times in unbeaten.items() if not times]
-    yield f"{_capital(count(len(never)))} of {len(ranks)} methods are beaten in every setting: {_some(never)}."
+    if never:
+        verb = "is" if len(never) == 1 else "are"
+        yield f"{_capital(count(len(never)))} of {len(ranks)} methods {verb} beaten in every setting: {_some(never)}."
     if REFERENCE in ranks:
         yield from _about_harm(found)
         below = [
@@ -122,6 +129,12 @@ def sentences(found: Leaderboard) -> Iterator[str]:
             for board in found.boards.values()
             if (alone := board.of(REFERENCE)) is not None
         ]
+        if PLAINEST in ranks:
+            _, harmed, clients = totals(found, PLAINEST)
+            yield (
+                f"{found.methods[PLAINEST]}, the plainest way to personalise, is unbeaten in "
+                f"{_of(unbeaten[PLAINEST], settings)} settings and harms {percent(harmed / clients)} % of the clients."
+            )
         yield (
             f"Training alone ({found.methods[REFERENCE]}) is above {_range(below)} of the {len(ranks) - 1} other "
             f"methods, depending on the setting, and unbeaten in {_of(unbeaten[REFERENCE], settings)}."
@@ -147,7 +160,7 @@ def _about_harm(found: Leaderboard) -> Iterator[str]:
     least, worst = order[0], order[-1]
     nobody = [found.methods[method] for method in order if not shares[method]]
     yield (
-        f"{listed(nobody)} {'harm' if len(nobody) > 1 else 'harms'} no client beyond chance."
+        f"{_some(nobody)} {'harm' if len(nobody) > 1 else 'harms'} no client beyond chance."
         if nobody
         else f"Every method harms some clients; {found.methods[least]} the fewest, {percent(shares[least])} %."
     )
@@ -298,9 +311,14 @@ def _edges(entries: Sequence[Entry]) -> str:
     return "; ".join(f"{edge}: {times}" for edge, times in edges.most_common())
 
 
+def in_short(found: Leaderboard) -> str:
+    """Write the sentences as a list."""
+    return "\n".join(f"- {escape_markdown(each)}" for each in sentences(found))
+
+
 def markdown(found: Leaderboard, picture: str = "") -> str:
     """Write the page's generated part; ``picture`` is the Markdown that shows the picture."""
-    blocks = ["## In short", "\n".join(f"- {escape_markdown(each)}" for each in sentences(found))]
+    blocks = ["## In short", in_short(found)]
     if picture:
         blocks.append(picture)
     blocks.append(overview(found).markdown().rstrip("\n"))

@@ -17,6 +17,7 @@ A file, in short (``claims/flame.yaml`` is a whole one)::
         rests_on:                 # criteria of recipes: all must hold
           - {recipe: flame-table3-hybrid, criterion: hybrid-best, parts: [mnist]}   # by default the criterion's parts
         protocol: {rounds: 50}    # in place of the paper's, as far as given
+        most: true                # where the paper says in most cases: more than half of them must hold
         nothing: …                # where no recipe can decide it, why
         differs: …                # why our numbers say something else, where they do and it is known
 """
@@ -81,6 +82,7 @@ class Claim(_Entry):
     setting: str = ""
     rests_on: tuple[Basis, ...] = ()
     protocol: Protocol = Protocol()
+    most: bool = False
     nothing: str = ""
     differs: str = ""
 

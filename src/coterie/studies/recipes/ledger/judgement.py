@@ -8,7 +8,8 @@ A claim rests on criteria of recipes, each judged for every part and setting tha
 - else it *holds* where the interval lies beyond the threshold, and *does not hold* where it lies short of it.
 
 A claim holds where it holds in all places, does not hold where it fails in one that is decided, and is undecided
-otherwise.
+otherwise. One of most cases holds where it holds in more than half of its places, and does not hold where it fails in
+half of them.
 """
 
 from __future__ import annotations
@@ -86,10 +87,11 @@ class Judgement:
     @property
     def answer(self) -> Answer:
         """What can be said of the whole claim."""
-        answers = {place.answer for place in self.places}
-        if "does not hold" in answers:
+        answers = [place.answer for place in self.places]
+        held, failed, total = answers.count("holds"), answers.count("does not hold"), len(answers)
+        if total and (2 * failed >= total if self.claim.most else failed):
             return "does not hold"
-        return "holds" if answers == {"holds"} else "undecided"
+        return "holds" if total and (2 * held > total if self.claim.most else held == total) else "undecided"
 
 
 def judge_paper(paper: PaperClaims, records: Records) -> list[Judgement]:

@@ -61,7 +61,7 @@ def reasons(judgement: Judgement) -> list[str]:
     if judgement.claim.nothing:
         return [judgement.claim.nothing]
     if judgement.answer == "holds":
-        return [_tightest(judgement.places)]
+        return [_tightest([place for place in judgement.places if place.answer == "holds"])]
     if judgement.answer == "does not hold":
         failed = [place for place in judgement.places if place.answer == "does not hold"]
         return [_tightest(failed), *([judgement.claim.differs] if judgement.claim.differs else [])]
@@ -102,16 +102,18 @@ def finding(place: PlaceJudgement) -> str:
 def sentence(judgement: Judgement) -> str:
     """Say in words what is to be thought of a claim."""
     why = "; ".join(reasons(judgement))
+    most = f", {cases(judgement)} cases" if judgement.claim.most else ""
     if judgement.answer == "holds":
-        return f"It holds wherever it was claimed and tested. Closest: {why}."
+        where = f"in most cases{most}" if most else "wherever it was claimed and tested"
+        return f"It holds {where}. Closest: {why}."
     if judgement.answer == "does not hold":
-        return f"It does not hold. {why.rstrip('.')}."
+        return f"It does not hold{most}. {why.rstrip('.')}."
     text = f"It is undecided: {why.rstrip('.')}."
     measured = [place for place in judgement.places if place.margin is not None]
     if measured:
         met = sum(place.met for place in measured)
-        cases = "the one case" if len(measured) == 1 else f"{met} of {len(measured)} cases"
-        said = cases if len(measured) > 1 else f"{cases}{'' if met else ' not'}"
+        many = f"{met} of {len(measured)} cases"
+        said = many if len(measured) > 1 else f"the one case{'' if met else ' not'}"
         text += f" As far as it was run, the numbers are on its side in {said}."
     against = any(not place.met for place in measured)
     return f"{text} {judgement.claim.differs}" if against and judgement.claim.differs else text

@@ -1,0 +1,86 @@
+"""Successive halving as arithmetic: who plays how far, what that costs, what can be afforded, who stays."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coterie.studies.choice.halving import FINALISTS, Count, Entry, Ladder, cut, make_ladder
+
+
+def rungs(ladder: Ladder, last: int) -> list[int]:
+    found: list[int] = []
+    while (rung := ladder.next_rung(len(found), found[-1] if found else 0, last)) is not None:
+        found.append(rung)
+    return found
+
+
+def test_seven_methods_and_training_alone_with_four_learning_rates() -> None:
+    """28 that federate: 7 methods keep two each, more than ⌈28/3⌉; ⌈14/3⌉ = 5; then the two of the end."""
+    ladder = make_ladder(28, 7, 4, 3)
+    assert ladder.counts == (Count(28, 4), Count(14, 2), Count(5, 2), Count(2, 2)) and ladder.of_each == 2
+    assert rungs(ladder, 54) == [2, 6, 18, 54]
+    assert ladder.cost(0, 0, 54) == 32 * 2 + 16 * 4 + 7 * 12 + 4 * 36
+    assert ladder.cost(2, 6, 54) == 7 * 12 + 4 * 36
+    assert ladder.cost(0, 0, 54) < 32 * 54 / 4  # a quarter of the grid
+
+
+def test_few_rounds_make_few_stages() -> None:
+    ladder = make_ladder(28, 7, 4, 3)
+    assert rungs(ladder, 3) == [2, 3] and rungs(ladder, 2) == [2] and rungs(ladder, 1) == [1]
+    assert rungs(ladder, 20) == [2, 3, 7, 20]
+
+
+def test_more_methods_than_a_third_all_stay_after_the_first_stage() -> None:
+    ladder = make_ladder(12, 6, 3, 3)
+    assert ladder.counts == (Count(12, 3), Count(6, 2), Count(2, 2)) and ladder.of_each == 1
+
+
+def test_halfway_between_two_rungs_is_their_geometric_mean() -> None:
+    assert [Ladder.halfway(*both) for both in ((0, 2), (2, 8), (6, 18), (3, 4), (5, 6))] == [2, 4, 11, 4, 6]
+
+
+def test_methods_with_one_candidate_each_are_cut_from_the_first_stage_on() -> None:
+    assert make_ladder(9, 9, 1, 3).counts == (Count(9, 1), Count(3, 1), Count(2, 1))
+
+
+def test_few_candidates_play_one_stage() -> None:
+    assert make_ladder(2, 2, 1, 3).counts == (Count(2, 1),)
+    assert rungs(make_ladder(2, 2, 1, 3), 50) == [50]
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 9), st.integers(2, 5), st.integers(1, 400))
+def test_stages_narrow_to_the_last_round(federated: int, methods: int, alone: int, eta: int, last: int) -> None:
+    ladder = make_ladder(federated, min(methods, federated), alone, eta)
+    assert ladder.counts[0] == Count(federated, alone)
+    assert ladder.counts[-1] == Count(min(FINALISTS, federated), min(FINALISTS, alone))
+    assert all(sum(one) > sum(two) for one, two in zip(ladder.counts, ladder.counts[1:], strict=False))
+    found = rungs(ladder, last)
+    assert found[-1] == last and found == sorted(set(found))
+
+
+@given(st.integers(3, 40), st.integers(2, 4), st.integers(0, 3000))
+def test_what_can_be_afforded_is_the_most_that_can(federated: int, eta: int, rounds: int) -> None:
+    ladder, most = make_ladder(federated, 3, 2, eta), 60
+    found = ladder.affordable(1, 2, most, rounds)
+    fitting = [last for last in range(2, most + 1) if ladder.cost(1, 2, last) <= rounds]
+    assert found == max(fitting)
+
+
+RANKING = [Entry(f"{method}{number}", method) for number, method in enumerate("aabacb")]
+
+
+@pytest.mark.parametrize(
+    ("count", "of_each", "staying"),
+    [
+        (3, 0, ["a0", "a1", "b2"]),
+        (3, 1, ["a0", "b2", "c4"]),
+        (4, 1, ["a0", "a1", "b2", "c4"]),
+        (2, 1, ["a0", "b2"]),
+        (5, 2, ["a0", "a1", "b2", "c4", "b5"]),
+        (9, 1, ["a0", "a1", "b2", "a3", "c4", "b5"]),
+    ],
+)
+def test_who_stays(count: int, of_each: int, staying: list[str]) -> None:
+    assert cut(RANKING, count, of_each) == staying
