@@ -255,9 +255,10 @@ class Work:
 def table(found: Mapping[str, Any]) -> list[str]:
     """Give the rows of the page's table: milliseconds of a round, and how many times one is as fast as another."""
     lines = []
+    ways = [way for way in WAYS if any(way in row["seconds"] for row in found["rows"])]
     for row in found["rows"]:
         ms = {way: each["median"] * 1e3 for way, each in row["seconds"].items()}
-        figures = [f"{ms[way]:.3g}" if ms.get(way, 0) < 1000 else f"{ms[way]:,.0f}" for way in WAYS if way in ms]
+        figures = ["–" if way not in ms else f"{ms[way]:.3g}" if ms[way] < 1000 else f"{ms[way]:,.0f}" for way in ways]
         ratios = [f"{ms[way] / ms['stacked']:.3g}" for way in ("plain", "loop") if way in ms]
         what = f"{row['clients']} × {row['steps']} × {row['batch']}"
         lines.append("| " + " | ".join([row["name"], what, *figures, *ratios]) + " |")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _ROW = 350  # height of a row of panels, in pixels
+_BETWEEN = 90  # pixels from one row of panels to the next
+_NAMES = 5  # boxes side by side whose names lie
 _TOP = 32  # room for the buttons above a plot
 _POINTS = 400  # up to so many values of a box are shown one by one
 _LARGEST = 26.0  # diameter of the largest bubble, in pixels
@@ -40,12 +42,15 @@ def plotly_figure(chart: Chart) -> Figure:
     return _boxes(chart) if isinstance(chart, Boxes) else _panels(chart)
 
 
-def _grid(titles: Sequence[str], share_y: bool, height: float) -> tuple[Figure, list[tuple[int, int]]]:
+def _grid(
+    titles: Sequence[str], share_y: bool, height: float, between: int = _BETWEEN
+) -> tuple[Figure, list[tuple[int, int]]]:
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
     columns = min(2, len(titles))
     rows = -(-len(titles) // columns)
+    pixels = rows * _ROW * height + (rows - 1) * (between - _BETWEEN)
     # With its own template from the start: one that is set later is laid over Plotly's, number by number.
     figure = make_subplots(
         figure=go.Figure(layout={"template": theme(False)}),
@@ -54,11 +59,11 @@ def _grid(titles: Sequence[str], share_y: bool, height: float) -> tuple[Figure, 
         subplot_titles=[literal(title) for title in titles] if any(titles) else None,
         shared_yaxes=share_y,
         horizontal_spacing=0.06 if share_y else 0.14,
-        vertical_spacing=min(0.25, 90 / (rows * _ROW * height)),
+        vertical_spacing=min(0.25, between / pixels),
     )
     figure.update_annotations(font_size=14)
     figure.update_layout(
-        height=int(rows * _ROW * height) + 60,
+        height=int(pixels) + 60,
         margin={"l": 60, "r": 16, "t": _TOP + (24 if any(titles) else 0), "b": 48},
     )
     return figure, [(place // columns + 1, place % columns + 1) for place in range(len(titles))]
@@ -200,8 +205,11 @@ def _details(detail: Mapping[str, Any]) -> tuple[Any, list[str]]:
 def _boxes(chart: Boxes) -> Figure:
     import plotly.graph_objects as go
 
-    figure, places = _grid([title for title, _ in chart.panels], True, 1.0)
     most = max(len(boxes) for _, boxes in chart.panels)
+    longest = max(len(box.name) for _, boxes in chart.panels for box in boxes)
+    # The names of many boxes stand upright, and need room above the next row's titles.
+    between = max(_BETWEEN, 50 + 9 * longest) if most > _NAMES else _BETWEEN
+    figure, places = _grid([title for title, _ in chart.panels], True, 1.0, between)
     for (_, boxes), (row, column) in zip(chart.panels, places, strict=True):
         for box in boxes:
             data, phrases = _details(box.detail)
