@@ -154,7 +154,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _of(number: int, total: int) -> str:
-    return f"all {total}" if number == total else f"{number} of {total}"
+    return ("both" if total == 2 else f"all {total}") if number == total else f"{number} of {total}"
 
 
 def _range(values: Sequence[int]) -> str:
