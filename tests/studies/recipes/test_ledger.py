@@ -159,6 +159,23 @@ def test_what_is_beyond_the_threshold_holds_and_what_is_short_of_it_does_not(bas
     assert found.answer == "does not hold" and sentence(found).startswith("It does not hold.")
 
 
+def test_one_case_of_many_may_fail_by_chance(basis: Basis) -> None:
+    found = judged(basis, record((75.0, 75.0, 76.0), NEAR))  # differences -4, -6, -4: mean -14/3, deviation sqrt(4/3)
+    (failed,) = found.places
+    t = (-14 / 3) / math.sqrt(4 / 3 / 3)
+    chance = 0.5 + t / (2 * math.sqrt(2 + t * t))  # Student's t with two degrees of freedom has this closed form
+    assert failed.chance == pytest.approx(chance, rel=1e-9)
+    most = math.floor(0.025 / chance)  # so many times the chance is at most that of lying below a 95 % interval
+    assert failed.answer == found.answer == "does not hold" and most > 1
+    held = place("holds", "EMNIST")
+    assert Judgement(found.claim, (failed, *(held,) * (most - 1))).answer == "does not hold"
+    among = Judgement(found.claim, (failed, *(held,) * most))
+    assert among.answer == "undecided"
+    assert f"it fails, as one of {most + 1} cases may by chance" in sentence(among)
+    every = basis.model_copy(update={"criterion": "all"})  # two demands: the other is met by far
+    assert judged(every, record((75.0, 75.0, 76.0), NEAR)).places[0].chance == pytest.approx(2 * chance, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("changes", "protocol", "why"),
     [

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.demands import Estimate
@@ -25,10 +25,11 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """From where to where a number may lie."""
+    """From where to where a number may lie, and the chance to find one as low if it were truly zero."""
 
     low: float
     high: float
+    chance: float
 
 
 def interval(
@@ -38,7 +39,7 @@ def interval(
     # A paired test pools the clients of all seeds: it is a statement about chance already, and has no other interval.
     uncertain = {name: slope for name, slope in estimate.slopes.items() if readings[name].paired is None and slope}
     if not uncertain:
-        return Interval(estimate.value, estimate.value)
+        return _around(estimate.value, 0.0, 1)
     counts = {len(cells[name].each) for name in uncertain}
     if len(counts) == 1 and min(counts) > 1:
         each = sum(slope * np.array(cells[name].each, dtype=np.float64) for name, slope in uncertain.items())
@@ -48,7 +49,7 @@ def interval(
     parts = [(slope * cells[name].std) ** 2 / cells[name].seeds for name, slope in uncertain.items()]
     total = sum(parts)
     if total == 0:
-        return Interval(estimate.value, estimate.value)
+        return _around(estimate.value, 0.0, 1)
     freedom = total**2 / sum(
         part**2 / (cells[name].seeds - 1) for part, name in zip(parts, uncertain, strict=True) if part
     )
@@ -61,5 +62,7 @@ def _over_seeds(value: Value, reading: Reading) -> bool:
 
 
 def _around(value: float, error: float, freedom: float) -> Interval:
+    if error == 0:
+        return Interval(value, value, 0.0 if value < 0 else 1.0)
     reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
-    return Interval(value - reach, value + reach)
+    return Interval(value - reach, value + reach, float(stdtr(freedom, value / error)))

@@ -7,9 +7,10 @@ A claim rests on criteria of recipes, each judged for every part and setting tha
   includes the threshold;
 - else it *holds* where the interval lies beyond the threshold, and *does not hold* where it lies short of it.
 
-A claim holds where it holds in all places, does not hold where it fails in one that is decided, and is undecided
-otherwise. One of most cases holds where it holds in more than half of its places, and does not hold where it fails in
-half of them.
+A claim holds where it holds in all places, and does not hold where it fails in one by more than chance makes one of so
+many places fail (Bonferroni's bound); otherwise it is undecided. Nor does a place of several demands fail by chance
+alone in one of them. A claim of most cases holds where it holds in more than half of its places, and does not hold
+where it fails in half of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Literal
 from coterie.studies.recipes.cells import EVERY_OTHER, CellName
 from coterie.studies.recipes.demands import Demand, Missing, demands_at, demands_of_means, every_other, shown, worst
 from coterie.studies.recipes.ledger.claims import FEWEST_SEEDS, Basis, Claim, PaperClaims, Protocol, criterion_of
-from coterie.studies.recipes.ledger.intervals import Interval, interval
+from coterie.studies.recipes.ledger.intervals import LEVEL, Interval, interval
 from coterie.studies.recipes.ledger.records import PartRecord, Records, changes, outcome_of
 from coterie.studies.recipes.outcomes import PartOutcome
 from coterie.studies.recipes.readings import Value
@@ -34,6 +35,7 @@ Answer = Literal["holds", "does not hold", "undecided"]
 NOT_RUN = "not run"
 """Why nothing is known of data that were not there."""
 
+_CHANCE = (1 - LEVEL) / 2
 _COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -61,6 +63,8 @@ class PlaceJudgement:
         The margin's interval over seeds, ``None`` if there is none.
     met
         Whether the means alone meet the criterion.
+    chance
+        How likely it would miss the criterion by as much, if the true numbers just met it.
     notes
         What else to know: values that were tuned to the edge of their grid.
     """
@@ -74,6 +78,7 @@ class PlaceJudgement:
     margin: float | None = None
     over_seeds: Interval | None = None
     met: bool = False
+    chance: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -89,9 +94,15 @@ class Judgement:
         """What can be said of the whole claim."""
         answers = [place.answer for place in self.places]
         held, failed, total = answers.count("holds"), answers.count("does not hold"), len(answers)
-        if total and (2 * failed >= total if self.claim.most else failed):
+        if total and (2 * failed >= total if self.claim.most else self.refutations):
             return "does not hold"
         return "holds" if total and (2 * held > total if self.claim.most else held == total) else "undecided"
+
+    @property
+    def refutations(self) -> list[PlaceJudgement]:
+        """Places in which the claim fails by more than chance makes one of so many fail."""
+        failed = [place for place in self.places if place.answer == "does not hold"]
+        return [place for place in failed if place.chance * len(self.places) <= _CHANCE]
 
 
 def judge_paper(paper: PaperClaims, records: Records) -> list[Judgement]:
@@ -226,9 +237,9 @@ def _decided(
     reasons: Sequence[str],
     cells: Mapping[CellName, Value],
     readings: Mapping[CellName, Reading],
-) -> tuple[Answer, tuple[str, ...], str, float | None, Interval | None, bool]:
+) -> tuple[Answer, tuple[str, ...], str, float | None, Interval | None, bool, float]:
     if not demands:
-        return "undecided", tuple(reasons), "", None, None, False
+        return "undecided", tuple(reasons), "", None, None, False, 1.0
     spans = [(demand, interval(demand.margin, cells, readings)) for demand in demands]
     known = [(demand, span) for demand, span in spans if span is not None]
     if len(known) < len(spans):
@@ -241,10 +252,13 @@ def _decided(
             decisive.margin.value,
             None,
             all(each.met for each in demands),
+            1.0,
         )
-    missed = [(demand, span) for demand, span in known if span.high < 0 or (demand.strict and span.high <= 0)]
-    demand, span = min(missed or known, key=lambda each: each[1].high if missed else each[1].low)
-    shown_as = (demand.evidence, demand.margin.value, span, all(each.met for each in demands))
+    missed = [(demand, span) for demand, span in known if _misses(demand, span, len(known))]
+    demand, span = min(missed or known, key=lambda each: each[1].chance if missed else each[1].low)
+    certain = span.low == span.high
+    chance = (0.0 if certain else min(1.0, span.chance * len(known))) if missed else 1.0
+    shown_as = (demand.evidence, demand.margin.value, span, all(each.met for each in demands), chance)
     if reasons:
         return "undecided", tuple(reasons), *shown_as
     if missed:
@@ -252,6 +266,13 @@ def _decided(
     if all(its.low > 0 or (not each.strict and its.low == 0) for each, its in known):
         return "holds", (), *shown_as
     return "undecided", ("the interval over seeds includes the threshold",), *shown_as
+
+
+def _misses(demand: Demand, span: Interval, demands: int) -> bool:
+    """Say whether one of some demands is missed by more than chance makes one of them be."""
+    if span.low == span.high:
+        return span.high < 0 or (demand.strict and span.high == 0)
+    return span.chance * demands <= _CHANCE
 
 
 def between(span: Interval) -> str:

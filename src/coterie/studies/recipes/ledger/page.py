@@ -64,11 +64,16 @@ def reasons(judgement: Judgement) -> list[str]:
         return [_tightest([place for place in judgement.places if place.answer == "holds"])]
     if judgement.answer == "does not hold":
         failed = [place for place in judgement.places if place.answer == "does not hold"]
-        return [_tightest(failed), *([judgement.claim.differs] if judgement.claim.differs else [])]
+        told = failed if judgement.claim.most else judgement.refutations
+        return [_tightest(told), *([judgement.claim.differs] if judgement.claim.differs else [])]
+    # A claim of all cases that is undecided though one fails: chance makes one of so many fail by as much.
+    unsure = f"it fails, as one of {len(judgement.places)} cases may by chance"
     groups: dict[tuple[str, ...], list[str]] = {}
     for place in judgement.places:
         if place.answer == "undecided":
             groups.setdefault(place.reasons, []).append(place.part)
+        elif place.answer == "does not hold" and not judgement.claim.most:
+            groups.setdefault((unsure,), []).append(place.part)
     found = []
     for why, parts in groups.items():
         names = listed([part for part in dict.fromkeys(parts) if part])
