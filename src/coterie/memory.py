@@ -66,7 +66,13 @@ def free_memory() -> int:
 
 
 def gpu_share() -> float:
-    """Say which part of a GPU's memory this process may take: all of it, unless the environment says otherwise."""
+    """Say which part of a GPU's memory this process may take.
+
+    Returns
+    -------
+    float
+        All of it, 1, unless ``COTERIE_GPU_SHARE`` says otherwise.
+    """
     given = os.environ.get(GPU_SHARE, "1")
     try:
         share = float(given)
@@ -78,7 +84,18 @@ def gpu_share() -> float:
 
 
 def gpu_memory(device: torch.device) -> tuple[int, int]:
-    """Say how many bytes of a GPU this process may still take, and how many it may have in all."""
+    """Say how much of a GPU's memory this process may still take.
+
+    Parameters
+    ----------
+    device
+        The GPU.
+
+    Returns
+    -------
+    tuple
+        Bytes that it may still take, and bytes that it may have in all.
+    """
     import torch  # which the command line does without until something is computed
 
     free, total = torch.cuda.mem_get_info(device)
