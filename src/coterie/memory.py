@@ -72,6 +72,11 @@ def gpu_share() -> float:
     -------
     float
         All of it, 1, unless ``COTERIE_GPU_SHARE`` says otherwise.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a number above 0 and at most 1.
     """
     given = os.environ.get(GPU_SHARE, "1")
     try:
