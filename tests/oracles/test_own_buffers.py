@@ -185,7 +185,7 @@ def test_fedavg_in_plain_pytorch(engine: str, policy: str) -> None:
             module.load_state_dict(state | {"body.1.seen": state["body.1.seen"].round().long()})
             mode(False)
             loss = F.cross_entropy(module(samples.x[index]), samples.y[index])
-            torch.testing.assert_close(losses[model][client], loss.detach().double(), rtol=0, atol=1e-10)
+            torch.testing.assert_close(losses[model][client].cpu(), loss.detach().double().cpu(), rtol=0, atol=1e-10)
 
 
 class Outside(nn.Module):
@@ -250,7 +250,7 @@ def test_what_is_no_row_is_refused(module: nn.Module, message: str) -> None:
 def test_a_model_that_keeps_to_it_passes() -> None:
     module = built()
     before = copy.deepcopy(module.state_dict())
-    models.check(module, torch.arange(24.0).view(4, 6))
+    models.check(module, torch.arange(24.0, device=DEVICE).view(4, 6))
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 

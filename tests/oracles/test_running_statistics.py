@@ -223,7 +223,7 @@ def test_fedavg_in_plain_pytorch(engine: str, policy: str) -> None:
                 {name: value.long() if "tracked" in name else value for name, value in state.items()}
             )
             loss = F.cross_entropy(module.eval()(samples.x[index]), samples.y[index])
-            torch.testing.assert_close(losses[model][client], loss.detach().double(), rtol=0, atol=1e-10)
+            torch.testing.assert_close(losses[model][client].cpu(), loss.detach().double().cpu(), rtol=0, atol=1e-10)
 
 
 # For one batch a pass: how many batches were counted by the statistics that are sent, and by those of a personal model
