@@ -30,6 +30,7 @@ from coterie.evaluation.significance import (
     mcnemar,
     most_discordant,
     over_seeds,
+    student_reach,
     wilcoxon,
 )
 
@@ -65,6 +66,7 @@ __all__ = [
     "segment_mean",
     "share_of_firsts",
     "stratified_mean",
+    "student_reach",
     "summarise_matrix",
     "wilcoxon",
 ]

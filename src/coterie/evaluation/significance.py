@@ -104,6 +104,31 @@ class OverSeeds:
     std: float
     seeds: int
 
+    @property
+    def reach(self) -> float:
+        """How far to either side of the mean its interval of 95 % reaches; NaN for one seed."""
+        return student_reach(self.std, self.seeds)
+
+
+def student_reach(std: float, count: int) -> float:
+    """Say how far the interval of 95 % of a mean reaches to either side, by Student's distribution.
+
+    Parameters
+    ----------
+    std
+        The standard deviation of what it is the mean of (ddof 1).
+    count
+        Of how many it is.
+
+    Returns
+    -------
+    float
+        Half of its width, NaN for one.
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(count - 1, 0.975)) * std / math.sqrt(count) if count > 1 else math.nan
+
 
 def over_seeds(values: Sequence[float]) -> OverSeeds:
     """Summarise runs that differ only by seed.

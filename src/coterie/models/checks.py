@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Iterator
 
@@ -17,6 +16,7 @@ from coterie.models.batch_norm import PLAIN, RowBatchNorm, use_running_statistic
 from coterie.models.dropout import FunctionCalls, StreamDropout
 from coterie.models.own_buffers import find_own_buffers, own_buffers, set_mode
 from coterie.models.streams import FORMS
+from coterie.rows.matrix_units import tf32
 
 _RANDOM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.Dropout1d,
@@ -106,7 +106,8 @@ def _run(module: nn.Module, sample: Tensor) -> None:
     weights = {name: value.clone() for name, value in trial.named_parameters() if name not in frozen}
     given = sample.clone()
     devices = [sample.device] if sample.is_cuda else []
-    with torch.random.fork_rng(devices=devices), torch.no_grad(), FunctionCalls(None), _exact():
+    # In TF32, batches of two sizes differ by more than sums in another order.
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), FunctionCalls(None), tf32(False):
         for training in (True, False) if own_buffers(trial) else (False,):
             set_mode(trial, training)
             first = _twice(trial, given, sample, training, lambda: _refuse_changes(trial, weights, versions))
@@ -118,18 +119,6 @@ def _run(module: nn.Module, sample: Tensor) -> None:
                     "what forward gives for a sample depends on the other samples of the batch; compute each sample by "
                     "itself (dim 0 is the sample: no mean, sort or softmax over it)"
                 )
-
-
-@contextlib.contextmanager
-def _exact() -> Iterator[None]:
-    """Let a GPU round as a CPU does: in TF32, batches of two sizes differ by more than sums in another order."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _twice(

@@ -85,6 +85,18 @@ class ClientStates:
         self.rows = new
 
 
+def part_rows(*states: Rows) -> None:
+    """Give matrices that lie in one place a place each: a state may hold a matrix as it was and as it is."""
+    seen: list[object] = []
+    for state in states:
+        for name, value in state.items():
+            if isinstance(value, ClientMatrix):
+                if any(value.backend is backend for backend in seen):
+                    state[name] = value.clone()
+                else:
+                    seen.append(value.backend)
+
+
 def commit_rows(state: Rows) -> None:
     """Write the changed rows of a state to their places."""
     for value in state.values():

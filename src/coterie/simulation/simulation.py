@@ -23,9 +23,9 @@ from coterie.algorithms.local_part import LOCAL_PART, LocalPart, partly_local
 from coterie.algorithms.running_statistics import STATISTICS, WithStatistics, with_statistics
 from coterie.compute.engine import Call, Engine
 from coterie.errors import AlgorithmError
-from coterie.rows import ClientMatrix, Rows, look_at_rows, nbytes
+from coterie.rows import Rows, look_at_rows, nbytes
 from coterie.rows.placement import Keep
-from coterie.simulation.client_states import ClientStates, commit_rows
+from coterie.simulation.client_states import ClientStates, commit_rows, part_rows
 from coterie.simulation.exchange import (
     Alteration,
     AttackedExchange,
@@ -191,15 +191,7 @@ class Simulation:
     def commit(self) -> None:
         """Let what was played count: write changed rows to their places. One that was interrupted is called again."""
         self._before = None  # from here on the round counts
-        seen: list[object] = []
-        for state in (self.server, self.clients.rows):
-            for name, value in state.items():
-                if isinstance(value, ClientMatrix):
-                    # A state may hold a matrix as it was and as it is; a backend holds one of them.
-                    if any(value.backend is backend for backend in seen):
-                        state[name] = value.clone()
-                    else:
-                        seen.append(value.backend)
+        part_rows(self.server, self.clients.rows)
         commit_rows(self.server)
         self.processes.together(lambda: commit_rows(self.clients.rows))
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError
+from coterie.evaluation import over_seeds
 from coterie.studies.leaderboard.advice import advised
-from coterie.studies.leaderboard.board import boards, harm_of, make_board, over_seeds, unbeaten_in
+from coterie.studies.leaderboard.board import boards, harm_of, make_board, unbeaten_in
 from coterie.studies.leaderboard.entries import Harm, LeaderboardEntry
 
 

@@ -26,8 +26,7 @@ from coterie.errors import ConfigError
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.selection import hybrid_validation
 from coterie.results import Result
-from coterie.results.export import onnx_graph
-from coterie.results.export.model_folder import Exported, ModelFolder, drafted, refuse_object, refuse_place
+from coterie.results.export.model_folder import Exported, ModelFolder, drafted, opened
 from coterie.results.export.network_code import Form
 from coterie.results.export.predictors import predictor
 from coterie.results.export.restored import MadeModel, RestoredRun
@@ -105,11 +104,7 @@ def export(
         If there is no such client or model, or the method predicts in a way of its own.
     """
     folder = Path(out)
-    refuse_place(folder)
-    if onnx:
-        onnx_graph.refuse_without_packages()
-    result = Result(run)
-    refuse_object(str(result.config["model"]))
+    result = opened(run, folder, onnx)
     summary = result.summary
     restored = RestoredRun(result, folder.absolute().parent, None if data_dir is None else Path(data_dir))
     algorithm = restored.parts.simulation.algorithm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from torch import nn
 
 from coterie.errors import ConfigError, CoterieError, RunFolderError
 from coterie.models.hugging_face_network import HuggingFaceModel
+from coterie.results import Result
 from coterie.results.export import onnx_graph
 from coterie.results.export.network_code import CODE, GRAPH, Form, network_source, write_graph
 from coterie.results.export.restored import RestoredRun
@@ -48,7 +50,7 @@ class Exported:
     onnx: tuple[Path, ...] = ()
 
 
-def refuse_object(model: str) -> None:
+def _refuse_object(model: str) -> None:
     """Refuse a model that was handed over by another program, of which nothing is here."""
     if not model.startswith(OBJECT):
         return
@@ -61,7 +63,17 @@ def refuse_object(model: str) -> None:
         ) from None
 
 
-def refuse_place(folder: Path) -> None:
+def opened(run: str | os.PathLike[str], folder: Path, onnx: bool) -> Result:
+    """Open a run whose models are to be written, after refusing what can be refused before anything is computed."""
+    _refuse_place(folder)
+    if onnx:
+        onnx_graph.refuse_without_packages()
+    result = Result(run)
+    _refuse_object(str(result.config["model"]))
+    return result
+
+
+def _refuse_place(folder: Path) -> None:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise RunFolderError(f"{folder} is there already: choose another --out")
     if not folder.absolute().parent.is_dir():

@@ -16,9 +16,7 @@ from coterie.data.dataset import Dataset
 from coterie.data.partitions import Ragged, Shares
 from coterie.data.statistics import prepared
 from coterie.errors import ConfigError, RunFolderError
-from coterie.results import Result
-from coterie.results.export import onnx_graph
-from coterie.results.export.model_folder import Exported, ModelFolder, drafted, refuse_object, refuse_place
+from coterie.results.export.model_folder import Exported, ModelFolder, drafted, opened
 from coterie.results.export.newcomer_data import read_newcomer
 from coterie.results.export.predictors import predictor
 from coterie.results.export.restored import RestoredRun
@@ -81,11 +79,7 @@ def personalize(
         If the run's folder does not say what its samples are, or the new folder cannot be written.
     """
     folder = Path(out)
-    refuse_place(folder)
-    if onnx:
-        onnx_graph.refuse_without_packages()
-    result = Result(run)
-    refuse_object(str(result.config["model"]))
+    result = opened(run, folder, onnx)
     finished = bool(result.summary)
     inputs = read_inputs(result.path)
     if not finished or inputs is None or not result.has_shares:

@@ -254,13 +254,10 @@ def _mean_gain(clients: ClientGains) -> tuple[float, float, float]:
     own = clients.clients
     if clients.test == "exact":
         return evaluation.mean_interval(own["gain"], own["low"], own["high"])
-    from scipy import stats
-
     values = own["gain"].to_numpy(dtype=np.float64)
-    mean = float(values.mean())
-    half = float("nan")
+    mean, half = float(values.mean()), float("nan")
     if len(values) > 1:
-        half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+        half = evaluation.student_reach(float(values.std(ddof=1)), len(values))
     return mean, mean - half, mean + half
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,14 +15,6 @@ from coterie.studies.leaderboard.entries import Harm, LeaderboardEntry
 
 LEVEL = 0.05
 """The rate of false discoveries: among clients that are called helped or harmed, and among pairs of methods."""
-
-
-@dataclass(frozen=True)
-class OverSeedsInterval:
-    """A mean over seeds, and how far to either side its interval of 95 % reaches; NaN for one seed."""
-
-    mean: float
-    reach: float
 
 
 @dataclass(frozen=True)
@@ -48,8 +39,8 @@ class Placing:
 
     entry: LeaderboardEntry
     rank: float
-    mean: OverSeedsInterval
-    worst_tenth: OverSeedsInterval
+    mean: evaluation.OverSeeds
+    worst_tenth: evaluation.OverSeeds
     harm: Harm | None
     beaten_by: tuple[str, ...]
 
@@ -87,8 +78,8 @@ def make_board(setting: str, entries: Sequence[LeaderboardEntry], reference: str
         Placing(
             entry,
             ranks[entry.method],
-            over_seeds(entry.means()),
-            over_seeds(entry.worst_tenths()),
+            evaluation.over_seeds(entry.means()),
+            evaluation.over_seeds(entry.worst_tenths()),
             harm_of(entry, alone),
             tuple(beaten[entry.method]),
         )
@@ -96,17 +87,6 @@ def make_board(setting: str, entries: Sequence[LeaderboardEntry], reference: str
     ]
     placings.sort(key=lambda placing: (placing.rank, placing.entry.method))
     return Board(setting, tuple(placings), tuple(entry for entry in entries if entry.chosen is None))
-
-
-def over_seeds(values: Sequence[float]) -> OverSeedsInterval:
-    """Give the mean of numbers, one a seed, with the interval of Student's distribution."""
-    from scipy.special import stdtrit
-
-    found = np.array(values, dtype=np.float64)
-    if len(found) < 2:
-        return OverSeedsInterval(float(found.mean()), math.nan)
-    error = float(found.std(ddof=1)) / math.sqrt(len(found))
-    return OverSeedsInterval(float(found.mean()), float(stdtrit(len(found) - 1, 0.975)) * error)
 
 
 def _ranks(entries: Sequence[LeaderboardEntry]) -> dict[str, float]:

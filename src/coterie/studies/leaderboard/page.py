@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from coterie.evaluation import over_seeds
 from coterie.studies.leaderboard import advice
-from coterie.studies.leaderboard.board import Board, Placing, over_seeds, unbeaten_in
+from coterie.studies.leaderboard.board import Board, Placing, unbeaten_in
 from coterie.studies.leaderboard.entries import LeaderboardEntry
 from coterie.studies.leaderboard.protocol import REFERENCE, Contestant, Setting
 from coterie.studies.leaderboard.record import Leaderboard

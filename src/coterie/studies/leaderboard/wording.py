@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from coterie.studies.leaderboard.board import OverSeedsInterval
+from coterie.evaluation import OverSeeds
 
 _COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -25,7 +25,7 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def with_reach(found: OverSeedsInterval) -> str:
+def with_reach(found: OverSeeds) -> str:
     """Write a mean with what its interval reaches to either side."""
     reach = "" if math.isnan(found.reach) else f" ± {percent(found.reach)}"
     return f"{percent(found.mean)}{reach}"
