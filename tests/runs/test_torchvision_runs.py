@@ -123,7 +123,8 @@ def test_it_is_torchvisions() -> None:
     published = 11_689_512  # with 1000 classes
     assert sum(value.numel() for value in module.parameters()) == published - 513 * (1000 - 3)
     if torchvision() is not None:
-        ours, theirs = models.build("import:coterie_resnet:resnet18:num_classes=3", (3, SIDE, SIDE), 3), module
+        names = ("import:coterie_resnet:resnet18:num_classes=3", model_of("fedavg"))
+        ours, theirs = (models.build(name, (3, SIDE, SIDE), 3) for name in names)
         ours.load_state_dict(theirs.state_dict())  # refused unless names and shapes are the same
         x = torch.cat([x for x, _ in images((4,))]).double()
         for training in (True, False):
