@@ -1,10 +1,13 @@
 """What `coterie choose` finds on the hospital table, beside a whole grid of the same candidates, and what both cost.
 
-Time is the processor's, of processes of their own, because machines are shared. The grid is one computation too
-(`coterie compare`), which is the quickest way to play it that there is. What it finds is the method that is best on its
-validation samples, as `coterie choose` has to find it; its test accuracy is what counts.
+The grid is every method with every learning rate that `coterie choose` considers, each to the last round and evaluated
+after every round, as `coterie compare` plays it: as one computation, which is the quickest way that there is, and with
+`--in-turn` also one run after another (`coterie compare --apart`). Time is the processor's, of processes of their own,
+because machines are shared. What the grid finds is the run that is best on its validation samples, after the last round
+or after its best, as `coterie choose` has to find it; its test accuracy is what counts. Two minutes for each table and
+fraction, and four more for each with `--in-turn`.
 
-    python benchmarks/choice.py --rounds 50 --test-fraction 0.2 0.85
+    python benchmarks/choice.py --seed 1 2 3 --test-fraction 0.85 0.2 --in-turn
 """
 
 from __future__ import annotations
@@ -46,38 +49,46 @@ def validation_and_test(run: Result, at_best: bool) -> tuple[float, float]:
     return float(means["validation"].iloc[best]), float(means["test"].iloc[best])
 
 
-def compared(folder: Path, rounds: int, fraction: float, seed: int) -> dict[str, Any]:
+def compared(folder: Path, rounds: int, fraction: float, seed: int, in_turn: bool) -> dict[str, Any]:
     table = folder / "hospitals.csv"
     draw_hospitals(seed=seed).to_csv(table, index=False)
-    shared = ["--data", f"table:{table},label=readmitted,client=hospital", "--model", MODEL, "--rounds", str(rounds)]
-    shared += ["--batch-size", str(BATCH), "--test-fraction", str(fraction), "--threads", "1"]
-    rates = ",".join(map(str, RATES))
+    data = f"table:{table},label=readmitted,client=hospital"
+    shared = ["--data", data, "--model", MODEL, "--rounds", str(rounds), "--batch-size", str(BATCH)]
+    shared += ["--test-fraction", str(fraction), "--threads", "1"]
     grid, choice = folder / "grid", folder / "choice"
-    whole = measured(
-        ["compare", *METHODS, *shared, "--validation", "0.25", "--tune", f"lr={rates}", "--out", str(grid)]
-    )
+    compare = ["compare", *METHODS, *shared, "--validation", "0.25", "--tune", f"lr={','.join(map(str, RATES))}"]
+    whole = measured([*compare, "--out", str(grid)])
     quick = measured(["choose", *shared, "--out", str(choice)])
+    found: dict[str, Any] = {"seconds": quick, "grid_seconds": whole, "share": quick / whole}
+    if in_turn:
+        apart = measured([*compare, "--apart", "--out", str(folder / "apart")])
+        found |= {"grid_in_turn_seconds": apart, "share_in_turn": quick / apart}
     runs = [coterie.load(path) for path in sorted((grid / "runs").iterdir())]
-    found = {"seconds": quick, "grid_seconds": whole, "share": quick / whole}
     for name, at_best in (("last round", False), ("best round", True)):
         scores = [validation_and_test(run, at_best) for run in runs]
         best = int(np.argmax([score for score, _ in scores]))
         found[f"grid, {name}"] = {"run": runs[best].path.name, "test": scores[best][1]}
-    chosen = json.loads((choice / "stages.json").read_text())
-    found["stages"] = [[len(stage["runs"]), stage["rounds"]] for stage in chosen["stages"]]
-    found["choice"] = (choice / "choice.yaml").read_text().splitlines()[:4]
+    settings = {"model": MODEL, "rounds": rounds, "batch_size": BATCH, "test_fraction": fraction, "threads": 1}
+    read = coterie.choose(data, **settings, out=choice, progress=False)  # has ended, and is only read
+    found["stages"] = [[len(stage.runs), stage.rounds] for stage in read.stages]
+    best, alone = read.decision.best, read.decision.alone
+    found["choice"] = {"answer": read.sentences()[0], "run": best.run, "round": best.round, "test": best.test}
+    found["alone"] = {"run": alone.run, "round": alone.round, "test": alone.test}
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--test-fraction", type=float, nargs="+", default=[0.2, 0.85])
-    parser.add_argument("--seed", type=int, default=1, help="of the table")
+    parser.add_argument("--test-fraction", type=float, nargs="+", default=[0.85, 0.2])
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="of the table")
+    parser.add_argument("--in-turn", action="store_true", help="play the grid one run after another too")
     given = parser.parse_args()
     for fraction in given.test_fraction:
-        with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps({"test_fraction": fraction, **compared(Path(folder), given.rounds, fraction, given.seed)}))
+        for seed in given.seed:
+            with tempfile.TemporaryDirectory() as folder:
+                found = compared(Path(folder), given.rounds, fraction, seed, given.in_turn)
+                print(json.dumps({"test_fraction": fraction, "seed": seed, **found}), flush=True)
 
 
 if __name__ == "__main__":

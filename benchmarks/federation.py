@@ -37,7 +37,7 @@ PROGRAMS = {
     "superlink_program": "SuperLink",
     "flower-superlink": "SuperLink",  # of versions before
     "flwr-serverapp": "run",
-    "supernode": "SuperNode",
+    "supernode": "SuperNode",  # of versions before
     "federate\0server": "gate",
     "federate\0node": "node",
 }

@@ -26,16 +26,11 @@ from coterie.yaml_file import read_yaml
 PLANS = Path(__file__).parent / "plans"
 _BLANK = "\u00a0"  # at which no line is broken
 
-# What the page calls a setting, the plan, and the point of its grid.
+# What the page calls a setting, the plan, and the point of its grid: those that the leaderboard does not have.
 SETTINGS: dict[str, tuple[str, dict[str, str]]] = {
     "iid": ("partitions", {"partition": "iid"}),
-    "Dirichlet 0.5": ("partitions", {"partition": "dirichlet:0.5"}),
-    "Dirichlet 0.1": ("partitions", {"partition": "dirichlet:0.1"}),
-    "two classes": ("partitions", {"partition": "pathological:2"}),
-    "five groups": ("partitions", {"partition": "groups:5"}),
     "other answers": ("disagreement", {}),
     "ten samples": ("scarce", {}),
-    "a tenth takes part": ("absent", {}),
 }
 ATTACKS: dict[str, tuple[str, dict[str, str]]] = {
     "nobody attacks": ("partitions", {"partition": "dirichlet:0.5"}),

@@ -70,6 +70,15 @@ def test_keys_depend_on_the_client_and_on_nothing_around_it() -> None:
     assert torch.equal(keys(7, "batches", 3, clients(1000).int()), everybody)
 
 
+def test_keys_lie_with_their_clients_whatever_the_default_device_is() -> None:
+    wanted = keys(7, "batches", 3, clients(9)).tolist()
+    with torch.device("meta"):  # as if it were a GPU: a tensor made there cannot be read on the host
+        made = keys(7, "batches", 3, torch.arange(9, device="cpu"))
+        single = keys(7, "batches", 3, torch.tensor(4, device="cpu"))
+    assert made.device.type == single.device.type == "cpu"
+    assert made.tolist() == wanted and single.item() == wanted[4]
+
+
 def test_all_keys_differ() -> None:
     made = [
         keys(seed, purpose, number, clients(500))

@@ -2,7 +2,7 @@
 
     python docs/making/leaderboard_picture.py
 
-writes anew what ``docs/leaderboard.md`` has from "In short" on.
+writes anew what ``docs/leaderboard.md`` has from "In short" on, and what ``docs/choose_a_method.md`` has of it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from sample import INK, set_in_ink
 
 from coterie.results.figures import HeatMap, matplotlib_figure
 from coterie.runs.storage.atomic_files import write_text
-from coterie.studies.leaderboard import page, record
+from coterie.studies.leaderboard import advice, page, record
 from coterie.studies.leaderboard.picture import FARTHEST, behind_the_best
 from coterie.studies.leaderboard.protocol import load
 
 RECORD = Path(__file__).resolve().parents[2] / "results" / "leaderboard.json"
 PAGE = Path(__file__).resolve().parents[1] / "leaderboard.md"
+CHOICE = PAGE.with_name("choose_a_method.md")
+BETWEEN = ("<!-- table: leaderboard -->\n", "<!-- table: end -->\n")
 MARK = "<!-- generated: leaderboard_picture -->"
 PLACE = "sample"
 _STEM = "leaderboard"
@@ -81,11 +83,15 @@ def shown() -> str:
     return "".join(f"![{words}]({PLACE}/{_file(dark)}#only-{'dark' if dark else 'light'})" for dark in (False, True))
 
 
-def write_page() -> None:
-    """Write the page's part that is made from the record."""
+def write_pages() -> None:
+    """Write the parts of the pages that are made from the record."""
+    found = record.read([RECORD], load())
     written = PAGE.read_text(encoding="utf-8").partition("## In short\n")[0]
-    write_text(PAGE, written + page.markdown(record.read([RECORD], load()), MARK))
+    write_text(PAGE, written + page.markdown(found, MARK))
+    (before, _, rest), (begins, ends) = CHOICE.read_text(encoding="utf-8").partition(BETWEEN[0]), BETWEEN
+    after = rest.partition(ends)[2]
+    write_text(CHOICE, f"{before}{begins}\n{advice.markdown(found)}\n\n{page.in_short(found)}\n\n{ends}{after}")
 
 
 if __name__ == "__main__":
-    write_page()
+    write_pages()

@@ -217,7 +217,9 @@ def load(path: str | os.PathLike[str]) -> Result:
 def _check_paths(**paths: object) -> None:
     for name, path in paths.items():
         if path is not None and not isinstance(path, str | os.PathLike):
-            raise ConfigError(f"{name} is {path!r}, a {type(path).__name__}, but must be a path: a text or a Path")
+            raise ConfigError(
+                f"{name} is {path!r}, of type {type(path).__name__}, but must be a path: a text or a Path"
+            )
 
 
 def _folder(path: str | os.PathLike[str] | None) -> Path | None:
@@ -236,8 +238,10 @@ def _new_folder(config: ExperimentConfig) -> Path:
 
 
 def _remove_if_empty(path: Path) -> None:
+    """Remove a run's folder in which nothing is, and ``runs/`` if there is no other."""
     with contextlib.suppress(OSError):
         path.rmdir()
+        path.parent.rmdir()
 
 
 def _finish(experiment: Experiment, progress: bool | Watcher, trackers: Sequence[Tracker] = ()) -> Result:

@@ -125,7 +125,8 @@ def keys(seed: int, purpose: str, round_number: int, clients: Tensor) -> Tensor:
     if clients.device.type != "cpu":
         return _mix(_mix(clients.to(torch.int64) * GOLDEN + base) + base)
     with np.errstate(over="ignore"):  # NumPy warns when a single number wraps, though not when an array does
-        return torch.as_tensor(keys_of(base, clients.to(torch.int64).numpy()))
+        made = keys_of(base, clients.to(torch.int64).numpy())
+        return torch.as_tensor(made, device="cpu")  # said, or else a caller's default device takes them
 
 
 def stream_base(seed: int, purpose: str, round_number: int) -> int:

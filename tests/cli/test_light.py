@@ -82,6 +82,7 @@ MISTAKES = {
     "run fedavg --client 3": "No such option '--client': did you mean '--clients'? see coterie run --help",
     "run fedavg --rounds many": "Invalid value for '--rounds': 'many' is not a valid int",
     "run": "Missing argument 'ALGORITHM'",
+    "run import:mine:Method": "there is no algorithm 'import:mine:Method': a method of your own is named by its file",
     "run fedavgg": "there is no algorithm 'fedavgg': did you mean 'fedavg'? known are ",
     "run fedavg --data digit": "there is no data set 'digit': did you mean 'digits'? known are ",
     "run fedavg --partition dirichlett:1": "there is no partition 'dirichlett': did you mean 'dirichlet'? known are ",

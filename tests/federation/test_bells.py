@@ -1,4 +1,4 @@
-"""What makes an exchange quick: bells between processes, calls that the gate holds, a SuperNode's pauses."""
+"""What makes an exchange quick: bells between processes, calls that the gate holds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ pytest.importorskip("flwr", reason="flwr is not installed: these tests need cote
 
 from flwr.app import Message, RecordDict
 
-from coterie.federation.flower import apps, bells, pauses
+from coterie.federation.flower import apps, bells
 from coterie.federation.flower._internals import HEARTBEAT_PATH, NODES_PATH, PULL_PATH
 from coterie.federation.flower.bells import Bell
 from coterie.federation.flower.held_calls import HeldCalls
 from coterie.federation.flower.messages import content_of, take_block
-from coterie.federation.flower.pauses import NodePauses
 
 
 def test_a_bell_is_heard_by_who_waits_and_by_who_comes_later(tmp_path: Path) -> None:
@@ -35,76 +34,77 @@ def test_a_bell_is_heard_by_who_waits_and_by_who_comes_later(tmp_path: Path) -> 
 
 
 class Held:
-    """Calls of members at a gate, whose waiting is counted in looks and not in seconds."""
+    """Calls of members at a gate."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.sent, self.replied = Bell(folder / "sent"), Bell(folder / "replied")
-        self.calls = HeldCalls(self.sent, self.replied, seconds=1.0)
-        self.looks, self.rings_at = 0, -1
+        self.calls = HeldCalls(self.sent, self.replied, seconds=0.3)
 
-        async def sleep(seconds: float) -> None:
-            self.looks += 1
-            if self.looks == self.rings_at:
-                self.sent.ring()
-
-        monkeypatch.setattr("coterie.federation.flower.held_calls.asyncio.sleep", sleep)
-
-    def call(self, path: str, member: bytes = b"a") -> int:
-        """Make a call; say how many looks it was held for."""
-        self.looks = 0
-        asyncio.run(self.calls.hold(member, path))
-        return self.looks
+    async def call(self, path: str, member: bytes = b"a", rings: float | None = None) -> str:
+        """Make a call, with the bell ringing so many seconds later; say whether it was held, and until when."""
+        began = time.monotonic()
+        if rings is not None:
+            asyncio.get_running_loop().call_later(rings, self.sent.ring)
+        await self.calls.hold(member, path)
+        took = time.monotonic() - began
+        return "passed" if took < 0.01 else "rung" if rings is not None else "held" if took >= 0.29 else f"{took}"
 
 
-def test_only_a_call_that_would_be_in_vain_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held(tmp_path, monkeypatch)
-    most = round(1.0 / bells.LOOK)
-    assert held.call(PULL_PATH) == 0  # there may be a message of before
-    assert held.call(PULL_PATH) == most
-    assert held.call(HEARTBEAT_PATH) == 0 and held.call(PULL_PATH) == most  # a heartbeat says nothing of messages
-    assert held.call(PULL_PATH, b"b") == 0  # another member's first
-    held.rings_at = 7
-    assert held.call(PULL_PATH) == 7  # a message was sent
-    held.rings_at = -1
-    held.sent.ring()
-    assert held.call(PULL_PATH) == 0  # between two calls
-    assert held.call(PULL_PATH) == most
-    assert held.call(f"{NODES_PATH}push-object") == 0 and held.call(PULL_PATH) == 0  # it had one, and may have another
+def test_only_a_call_that_would_be_in_vain_is_held(tmp_path: Path) -> None:
+    held = Held(tmp_path)
+
+    async def play() -> None:
+        assert await held.call(PULL_PATH) == "passed"  # there may be a message of before
+        assert await held.call(PULL_PATH) == "held"
+        assert await held.call(HEARTBEAT_PATH) == "passed"
+        assert await held.call(PULL_PATH) == "held"  # a heartbeat says nothing of messages
+        assert await held.call(PULL_PATH, b"b") == "passed"  # another member's first
+        held.calls._seconds = 600.0
+        assert await held.call(PULL_PATH, rings=0.05) == "rung"  # a message was sent
+        held.calls._seconds = 0.3
+        held.sent.ring()
+        assert await held.call(PULL_PATH) == "passed"  # between two calls
+        assert await held.call(PULL_PATH) == "held"
+        assert await held.call(f"{NODES_PATH}push-object") == "passed"
+        assert await held.call(PULL_PATH) == "passed"  # it had one, and may have another
+
+    asyncio.run(play())
 
 
-def test_who_asks_for_the_next_message_has_sent_the_last_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held(tmp_path, monkeypatch)
-    held.call(PULL_PATH)
-    before = held.replied.last()
-    held.call(PULL_PATH)
-    held.call(f"{NODES_PATH}push-messages")
-    held.call(f"{NODES_PATH}push-object")
-    assert held.replied.last() == before
-    held.call(PULL_PATH)
-    assert held.replied.last() != before
+def test_one_ring_lets_all_held_calls_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, members = Held(tmp_path), [bytes([number]) for number in range(40)]
+    looks: list[int] = []
+    last = held.sent.last
+    monkeypatch.setattr(held.sent, "last", lambda: (looks.append(0), last())[1])
+
+    async def play() -> None:
+        for member in members:
+            await held.call(PULL_PATH, member)
+        held.calls._seconds = 600.0
+        asyncio.get_running_loop().call_later(0.3, held.sent.ring)
+        began = time.monotonic()
+        del looks[:]
+        await asyncio.gather(*(held.call(PULL_PATH, member) for member in members))
+        # Each call looks before and after it is held; while they are, one looks for all of them.
+        assert len(looks) - 2 * len(members) <= (time.monotonic() - began) / bells.LOOK + 2
+
+    asyncio.run(play())
 
 
-def test_a_supernode_pauses_briefly_and_rings_where_it_has_a_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slept: list[float] = []
-    clock = [100.0]
-    monkeypatch.setattr(
-        pauses.time, "sleep", lambda seconds: (slept.append(seconds), clock.append(clock[-1] + seconds))
-    )
-    monkeypatch.setattr(pauses.time, "monotonic", lambda: clock[-1])
-    bell = Bell(tmp_path / "bell")
-    made = NodePauses(bell)
-    made.sleep(3)
-    assert slept.pop() == pauses._LEAST and bell.last() == 0
-    clock.append(clock[-1] + 0.2)  # the call took so long: the server is busy
-    made.sleep(3)
-    assert slept.pop() == pytest.approx(pauses._BUSY * 0.2)
-    clock.append(clock[-1] + 3.0)  # the gate held the call
-    made.sleep(3)
-    assert slept.pop() == pauses._LEAST
-    made.sleep(0.5)
-    assert slept.pop() == pauses._REPLY and bell.last() > 0
+def test_who_asks_for_the_next_message_has_sent_the_last_reply(tmp_path: Path) -> None:
+    held = Held(tmp_path)
+
+    async def play() -> None:
+        await held.call(PULL_PATH)
+        before = held.replied.last()
+        await held.call(PULL_PATH)
+        await held.call(f"{NODES_PATH}push-messages")
+        await held.call(f"{NODES_PATH}push-object")
+        assert held.replied.last() == before
+        await held.call(PULL_PATH)
+        assert held.replied.last() != before
+
+    asyncio.run(play())
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**20, 2**20 + 1])

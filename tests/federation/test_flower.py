@@ -79,10 +79,14 @@ def test_only_nodes_with_a_registered_key_and_tls_come_in(
     foreign.mkdir()
     certificates.make_authority(foreign)
     own = folder / "nodes" / followed.members[0] / "node.key"
-    certificates.make_inside(processes.internal_certificates(tmp_path))
 
     def supernode(authority: Path, key: Path | None) -> list[str]:
-        return processes.supernode(address, authority, key, processes.free_port(), tmp_path)
+        """Give the command line of Flower's own program."""
+        return [
+            *(processes._program("flower-supernode"), "--superlink", address, "--root-certificates", str(authority)),
+            *(() if key is None else ("--auth-supernode-private-key", str(key))),
+            *("--isolation", "process", "--host", "127.0.0.1", "--port", str(processes.free_port())),
+        ]
 
     attempts = {
         "unregistered": supernode(ca, tmp_path / "node.key"),

@@ -11,8 +11,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import NodeStatus
@@ -21,8 +19,9 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.fleet import fleet_handlers
 
-from coterie.federation.flower import _internals, certificates
-from coterie.federation.flower.activation import deactivate_previous
+from coterie.federation.flower import _internals, _node_internals, certificates
+from coterie.federation.flower._node_internals import NodeCalls
+from coterie.federation.flower.activation import activate
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # of Flower's migrations
 
@@ -33,10 +32,7 @@ class SuperLink:
     def __init__(self, folder: Path) -> None:
         self.key, self.id_file = folder / "node.key", folder / "supernode.id"
         certificates.make_node_key(folder, "node")
-        (folder / "ca.crt").touch()
-        loaded = serialization.load_ssh_private_key(self.key.read_bytes(), password=None)
-        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
-        self.public = _internals.stored_key(loaded.public_key())
+        self.public = _internals.stored_key(certificates.read_node_key(self.key).public_key())
         factory = LinkStateFactory(str(folder / "superlink.db"), NoOpFederationManager(), ObjectStoreFactory())
         self._state = factory.state()
         self.node_id = self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, self.public, 0)
@@ -61,9 +57,13 @@ class SuperLink:
             raise httpx.HTTPStatusError("refused", request=answer.request, response=answer) from error
 
     def start(self) -> bool:
-        """Start a SuperNode as far as its first call; say whether it is let in."""
-        deactivate_previous("gate:1", self.key.parent / "ca.crt", self.key, self.id_file)
-        return self._state.activate_node(self.node_id, 30)
+        """Start a node as far as its activation; say whether it is let in."""
+        try:
+            return (
+                activate(NodeCalls("gate:1", b"", certificates.read_node_key(self.key)), self.id_file) == self.node_id
+            )
+        except httpx.HTTPError:
+            return False
 
     def status(self) -> str:
         (found,) = self._state.get_node_info(node_ids=[self.node_id])
@@ -74,7 +74,7 @@ class SuperLink:
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SuperLink:
     found = SuperLink(tmp_path)
     client = SimpleNamespace(from_server_address=lambda *given: found)
-    monkeypatch.setattr(_internals, "FleetHttpClient", client)
+    monkeypatch.setattr(_node_internals, "FleetHttpClient", client)
     return found
 
 
@@ -86,20 +86,15 @@ def test_a_node_that_was_killed_is_let_in_again(link: SuperLink) -> None:
     assert link.start()
 
 
-def test_before_the_supernode_starts_nothing_is_left_online(link: SuperLink) -> None:
-    deactivate_previous("gate:1", link.key.parent / "ca.crt", link.key, link.id_file)
-    assert link.status() == NodeStatus.OFFLINE
-
-
 def test_a_node_that_another_superlink_knew_by_another_id_learns_its_new_one(link: SuperLink) -> None:
     link.id_file.write_text("17\n")
     assert link.start()
     assert int(link.id_file.read_text()) == link.node_id
 
 
-def test_a_server_that_is_not_there_is_the_supernodes_business(link: SuperLink) -> None:
+def test_a_server_that_is_not_there_lets_nobody_in(link: SuperLink) -> None:
     link.answers = False
-    deactivate_previous("gate:1", link.key.parent / "ca.crt", link.key, link.id_file)
+    assert not link.start()
     assert not link.id_file.exists()
 
 

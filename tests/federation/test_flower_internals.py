@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -99,25 +100,17 @@ def range_of(least: float, most: float) -> Check:
     return check
 
 
-def an_exception(found: Any, name: str) -> None:
-    assert issubclass(found, Exception), f"{name} is no exception"
-
-
 def a_header(found: Any, name: str) -> None:
     assert found == found.lower(), f"{name} is {found!r}, but the gate is given names in lower case"
 
 
-def pauses_of(*seconds: float) -> Check:
-    """Check that a module sleeps by ``time.sleep``, for these seconds and no others."""
-
-    def check(found: Any, name: str) -> None:
-        source = inspect.getsource(found)
-        slept = {float(each) for each in re.findall(r"time\.sleep\(([^)]*)\)", source)}
-        assert slept == set(seconds), f"{name} sleeps for {sorted(slept)} seconds, but Coterie expects {seconds}"
-        others = set(re.findall(r"\btime\.(\w+)", source)) - {"sleep"}
-        assert not others, f"{name} uses {others} of `time` too, in whose place Coterie puts its own pauses"
-
-    return check
+def said(found: Any, name: str) -> None:
+    """Check that an error of Flower's can be read from what a call was answered with."""
+    assert found.from_json("no") is None, f"{name} reads anything"
+    code = find("flwr.supercore.error.ApiErrorCode").FLEET_NODE_ACTIVATION_FAILED
+    text = json.dumps(found(code, "inside").to_json("Failed to activate."))
+    assert found.from_json(text).message == "Failed to activate.", f"{name} does not read {text}"
+    assert found.from_json(text).public_details is None, f"{name} has details of {text}"
 
 
 def names_in(*names: str) -> Check:
@@ -154,19 +147,20 @@ def defaults(*names: str) -> Check:
 NOTHING = fields()
 CONTRACT: dict[str, Check] = {
     "flwr.app.message.make_message": parameters("metadata", "content"),
+    "flwr.app.message.remove_content_from_message": parameters("message"),
     "flwr.cli.build.build_fab_from_disk": parameters("app"),
     "flwr.common.constant.ErrorCode": constants(
         CLIENT_APP_RAISED_EXCEPTION=2, MESSAGE_UNAVAILABLE=3, REPLY_MESSAGE_UNAVAILABLE=4, NODE_UNAVAILABLE=5
     ),
-    "flwr.common.constant.HEARTBEAT_MIN_INTERVAL": range_of(1, 10),
+    "flwr.common.constant.HEARTBEAT_DEFAULT_INTERVAL": range_of(20, 60),
     "flwr.common.constant.HEARTBEAT_PATIENCE": range_of(1, 10),
     "flwr.common.constant.SYSTEM_TIME_TOLERANCE": range_of(1, 60),
     "flwr.common.constant.Status": constants(FINISHED="finished"),
     "flwr.common.constant.SubStatus": constants(COMPLETED="completed", FAILED="failed"),
     "flwr.common.constant.TIMESTAMP_HEADER": a_header,
     "flwr.common.constant.TIMESTAMP_TOLERANCE": range_of(30, 3600),
-    "flwr.common.serde.context_from_proto": parameters("context_proto"),
     "flwr.common.serde.fab_to_proto": parameters("fab"),
+    "flwr.common.serde.message_to_proto": parameters("message"),
     "flwr.common.serde.user_config_to_proto": parameters("user_config"),
     "flwr.common.serde_utils.metadata_from_proto": parameters("metadata_proto"),
     "flwr.proto.control_pb2.ListNodesRequest": NOTHING,
@@ -177,12 +171,18 @@ CONTRACT: dict[str, Check] = {
     "flwr.proto.control_pb2.UnregisterNodeRequest": fields("node_id"),
     "flwr.proto.fleet_pb2.ActivateNodeRequest": fields("public_key", "heartbeat_interval"),
     "flwr.proto.fleet_pb2.DeactivateNodeRequest": fields("node_id"),
+    "flwr.proto.fleet_pb2.PullMessagesRequest": fields("node.node_id"),
+    "flwr.proto.fleet_pb2.PushMessagesRequest": fields("node.node_id", "messages_list", "message_object_trees"),
+    "flwr.proto.heartbeat_pb2.SendNodeHeartbeatRequest": fields("node.node_id", "heartbeat_interval"),
+    "flwr.proto.message_pb2.ConfirmMessageReceivedRequest": fields("node.node_id", "run_id", "message_object_id"),
     "flwr.proto.message_pb2.ObjectTree": fields("object_id", "children"),
+    "flwr.proto.message_pb2.PullObjectRequest": fields("node.node_id", "run_id", "object_id"),
+    "flwr.proto.message_pb2.PushObjectRequest": fields(
+        "node.node_id", "run_id", "session_id", "object_id", "object_content"
+    ),
     "flwr.proto.node_pb2.Node": fields("node_id"),
     "flwr.proto.node_pb2.NodeInfo": fields("status", "online_until", "heartbeat_interval"),
     "flwr.proto.runtime_pb2.AcquireTaskRequest": fields("supported_task_types"),
-    "flwr.proto.runtime_pb2.PullAppMessagesRequest": NOTHING,
-    "flwr.proto.runtime_pb2.PullTaskInputRequest": NOTHING,
     "flwr.proto.runtime_pb2.PushTaskOutputRequest": fields("sub_status", "details"),
     "flwr.proto.runtime_pb2.SendTaskHeartbeatRequest": NOTHING,
     "flwr.supercore.constant.FLEET_HTTP_PUBLIC_KEY_HEADER": a_header,
@@ -199,16 +199,14 @@ CONTRACT: dict[str, Check] = {
         StopRun=NOTHING,
         UnregisterNode=NOTHING,
     ),
+    "flwr.supercore.error.FlowerError": said,
     "flwr.supercore.fab.Fab": parameters("hash_str", "content", "verifications"),
-    "flwr.supercore.inflatable.inflatable_protobuf_utils.make_confirm_message_received_fn_protobuf": parameters(
-        "confirm_message_received_protobuf", "node", "run_id"
-    ),
-    "flwr.supercore.inflatable.inflatable_protobuf_utils.make_pull_object_fn_protobuf": parameters(
-        "pull_object_protobuf", "node", "run_id"
-    ),
-    "flwr.supercore.inflatable.inflatable_utils.ObjectUnavailableError": an_exception,
-    "flwr.supercore.inflatable.inflatable_utils.pull_and_inflate_object_from_tree": parameters(
-        "object_tree", "pull_object_fn", "confirm_object_received_fn", keywords=("return_type",)
+    "flwr.supercore.inflatable.inflatable_object.get_all_nested_objects": parameters("obj"),
+    "flwr.supercore.inflatable.inflatable_object.get_object_tree": parameters("obj"),
+    "flwr.supercore.inflatable.inflatable_object.iterate_object_tree": parameters("tree"),
+    "flwr.supercore.inflatable.inflatable_object.no_object_id_recompute": parameters(),
+    "flwr.supercore.inflatable.inflatable_utils.inflate_object_from_contents": parameters(
+        "object_id", "object_contents"
     ),
     "flwr.supercore.inflatable.inflatable_utils.pull_objects": defaults(
         "initial_backoff", "backoff_cap", "max_tries_per_object"
@@ -218,6 +216,7 @@ CONTRACT: dict[str, Check] = {
     "flwr.supercore.interceptors.SuperExecAuthHttpInterceptor": parameters(
         keywords=("master_secret", "protected_methods")
     ),
+    "flwr.supercore.primitives.asymmetric.bytes_to_public_key": parameters("public_key_bytes"),
     "flwr.supercore.primitives.asymmetric.public_key_to_bytes": parameters("public_key"),
     "flwr.supercore.primitives.asymmetric.sign_message": parameters("private_key", "message"),
     "flwr.supercore.primitives.asymmetric.uses_nist_ec_curve": parameters("public_key"),
@@ -226,15 +225,7 @@ CONTRACT: dict[str, Check] = {
     "flwr.supercore.protobuf.client.ProtobufRequestContext": parameters("rpc_method", "message", "request"),
     "flwr.supercore.routers.runtime.tracing.RuntimeTracingMiddleware": a_layer,
     "flwr.supercore.runtime.RuntimeHttpClient": client(
-        AcquireTask=fields("token", "task.run_id"),
-        ConfirmMessageReceived=NOTHING,
-        PullMessages=fields("messages_list.metadata.message_id", "message_object_trees.object_id"),
-        PullObject=fields("object_found", "object_available", "object_content"),
-        PullTaskInput=fields("context.node_id", "context.run_id"),
-        PushMessages=NOTHING,
-        PushObject=NOTHING,
-        PushTaskOutput=NOTHING,
-        SendTaskHeartbeat=NOTHING,
+        AcquireTask=fields("token", "task.run_id"), PushTaskOutput=NOTHING, SendTaskHeartbeat=NOTHING
     ),
     "flwr.superlink.cli.flower_superlink": names_in("uvicorn"),
     "flwr.superlink.main.create_app": names_in("_get_middleware"),
@@ -244,10 +235,17 @@ CONTRACT: dict[str, Check] = {
     "flwr.superlink.routers.control.middlewares.ControlSensitiveResponseMiddleware": a_layer,
     "flwr.superlink.routers.fleet.middlewares.FleetEventLogMiddleware": a_layer,
     "flwr.superlink.routers.fleet.node_auth.NodeAuthMiddleware": a_layer,
-    "flwr.supernode.fleet_http_client.FleetHttpClient": client(ActivateNode=fields("node_id"), DeactivateNode=NOTHING),
-    "flwr.supernode.node_auth_http_interceptor.NodeAuthHttpInterceptor": parameters("private_key", "public_key"),
-    "flwr.supernode.runtime.run_clientapp.push_message": parameters("client", "message", "context"),
-    "flwr.supernode.start_client_internal": pauses_of(3.0, 0.5),
+    "flwr.superlink.routers.fleet.node_auth.authenticate_node": names_in("bytes_to_public_key", "verify_signature"),
+    "flwr.supernode.fleet_http_client.FleetHttpClient": client(
+        ActivateNode=fields("node_id"),
+        ConfirmMessageReceived=NOTHING,
+        DeactivateNode=NOTHING,
+        PullMessages=fields("messages_list.metadata.message_id", "message_object_trees.object_id"),
+        PullObject=fields("object_found", "object_available", "object_content"),
+        PushMessages=fields("objects_to_push", "session_id"),
+        PushObject=fields("stored"),
+        SendNodeHeartbeat=fields("success"),
+    ),
 }
 """For each private name what Coterie relies on."""
 
@@ -294,9 +292,7 @@ SUB_STATUS, RUNTIME = "flwr.common.constant.SubStatus", "flwr.supercore.runtime.
         (client(Fly=NOTHING), RUNTIME),
         (client(AcquireTask=fields("key")), RUNTIME),
         (range_of(20, 30), 10),
-        (pauses_of(1.0), "flwr.supernode.start_client_internal"),
         (defaults("speed"), "flwr.supercore.inflatable.inflatable_utils.pull_objects"),
-        (an_exception, int),
         (names_in("speed"), "flwr.superlink.main.create_app"),
         (a_layer, int),
     ],
@@ -369,15 +365,14 @@ def test_the_process_of_a_run_makes_no_call_that_the_superlinks_door_is_closed_t
     assert {*known.values()} >= RUN_PATHS, f"no call of Flower's: {sorted(RUN_PATHS - {*known.values()})}"
 
 
-def test_a_clients_calls_share_its_connections_whatever_their_token() -> None:
+def test_a_client_keeps_its_connections() -> None:
     from coterie.federation.flower import _internals
 
     _internals.keep_connections(37.0)
     try:
-        first = find("flwr.supercore.runtime.RuntimeHttpClient")("http://nowhere", interceptors=(1, 2))
+        first = find("flwr.supercore.runtime.RuntimeHttpClient")("http://nowhere")
         try:
             assert first._client._transport._pool._keepalive_expiry == 37.0
-            assert first._interceptors == (1, 2)
         finally:
             first.close()
     finally:
@@ -402,9 +397,8 @@ def test_flower_knows_the_options_and_variables_that_it_is_given(tmp_path: Path)
     commands = [
         processes.superlink(1, tmp_path),
         processes.serverapp("", tmp_path, tmp_path),
-        processes.supernode("", tmp_path, tmp_path, 1, tmp_path),
     ]
     given = {word for command in commands for word in command if word.startswith("--")}
     given |= {name for name in processes.environment(tmp_path) if name.startswith("FLWR_")}
     unknown = sorted(word for word in given if f'"{word}"' not in text)
-    assert len(given) > 12 and not unknown, f"Flower {flwr.__version__} does not know {unknown}"
+    assert len(given) > 10 and not unknown, f"Flower {flwr.__version__} does not know {unknown}"

@@ -30,7 +30,7 @@ from flwr.supercore.servicer.runtime import runtime_handlers
 from flwr.supernode.nodestate import NodeStateFactory
 
 from coterie.federation.flower import launcher, processes
-from coterie.federation.flower._internals import FlowerTask, TaskQueue
+from coterie.federation.flower._internals import TaskQueue
 from coterie.federation.flower.launcher import Launcher
 
 RUN = 7
@@ -48,8 +48,8 @@ class Link:
     def client(self, token: str | None) -> Any:
         return Client(self, token)
 
-    def runs(self) -> TaskQueue[FlowerTask]:
-        return TaskQueue(self.client, TaskType.SERVER_APP, FlowerTask)
+    def runs(self) -> TaskQueue:
+        return TaskQueue(self.client)
 
     def start(self, run: int, token: str) -> subprocess.Popen[bytes]:
         assert run == RUN

@@ -131,8 +131,11 @@ def test_the_reason_why_flower_ended_is_told(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("\n".join(said))
     process = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(1)"])
     process.wait()
-    expected = f"the SuperNode ended with code 1 (No connection. wrong name): see {tmp_path / 'log'}"
-    assert processes.how_it_ended("SuperNode", process, tmp_path / "log") == expected
+    expected = f"the SuperLink ended with code 1 (No connection. wrong name): see {tmp_path / 'log'}"
+    assert processes.how_it_ended("SuperLink", process, tmp_path / "log") == expected
+    begin = (tmp_path / "log").stat().st_size  # what another process wrote before is not this one's reason
+    said_by_none = f"the SuperLink ended with code 1: see {tmp_path / 'log'}"
+    assert processes.how_it_ended("SuperLink", process, tmp_path / "log", begin) == said_by_none
 
 
 class Grid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -11,13 +12,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
+from flwr.supercore.error import ApiErrorCode, FlowerError
+
 from coterie.errors import ConfigError
 from coterie.federation.flower import certificates, node_runner, processes, superlink
+from coterie.federation.flower._node_internals import said_by
 from coterie.federation.flower.node_runner import NodePlace, run_node
+from coterie.federation.flower.persistent_calls import CutOff
 from coterie.federation.flower.superlink import SuperLink
 
 LISTEN = """
@@ -126,51 +132,106 @@ class FakeClaim:
         pass
 
 
+class FakeCalls:
+    """Stands for a node's calls; of which the server refuses to let it in while it is ``closed``."""
+
+    closed = False
+    left: list[int]
+
+    def __init__(self, server: str, ca: bytes, key: object) -> None:
+        assert (server, ca[:10]) == ("gate:1", b"-----BEGIN")
+
+    def __enter__(self) -> FakeCalls:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def activate(self) -> int:
+        if self.closed:
+            request = httpx.Request("POST", "https://server")
+            answer = httpx.Response(409, text="no", request=request)
+            raise httpx.HTTPStatusError("", request=request, response=answer)
+        return 17
+
+    def deactivate(self, node_id: int) -> None:
+        self.left.append(node_id)
+
+
+class FakeExecutor:
+    """Ends at the first look for a message, as one does that was cut off, or never."""
+
+    ends = True
+
+    def __init__(self, calls: FakeCalls, node_id: int, handle: object) -> None:
+        assert node_id == 17
+
+    def once(self) -> bool:
+        if self.ends:
+            raise CutOff("it answered with 401")
+        return False
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     certificates.make_node_key(tmp_path, "node")
     certificates.make_authority(tmp_path)
     said: list[str] = []
-    found = SimpleNamespace(said=said, place=NodePlace(tmp_path, "gate:1", tmp_path / "ca.crt", tmp_path / "node.key"))
+    place = NodePlace(tmp_path, "gate:1", tmp_path / "ca.crt", tmp_path / "node.key")
+    FakeCalls.left = []
+    monkeypatch.setattr(node_runner, "NodeCalls", FakeCalls)
+    monkeypatch.setattr(node_runner, "Executor", FakeExecutor)
+    pauses = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None)
+    monkeypatch.setattr(node_runner, "time", pauses)
 
-    def make(code: str, lives: int) -> Callable[[], None]:
-        program = f"{code}\n{LISTEN}"
-        claim = FakeClaim(lives)
-
-        def command(server: str, ca: Path, key: Path, port: int, folder: Path) -> list[str]:
-            return [sys.executable, "-S", "-c", program, str(port)]
-
-        monkeypatch.setattr(processes, "supernode", command)
+    def run(claim: FakeClaim) -> None:
         monkeypatch.setattr(node_runner, "KeyClaim", lambda *given: claim)
-        monkeypatch.setattr(node_runner, "deactivate_previous", lambda *given: None)
-        pauses = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: time.sleep(min(seconds, 0.05)))
-        monkeypatch.setattr(node_runner, "time", pauses)
-        return lambda: run_node(found.place, {}, lambda block: block, said.append)
+        run_node(place, lambda block: block, said.append)
 
-    found.make = make
-    return found
+    return SimpleNamespace(said=said, run=run, folder=tmp_path)
 
 
-def test_a_supernode_that_was_cut_off_is_started_again_until_the_key_is_anothers(node: Any) -> None:
+def test_a_node_that_was_cut_off_connects_again_until_the_key_is_anothers(node: Any) -> None:
     with pytest.raises(ConfigError, match="another node runs with the key of this one"):
-        node.make("raise SystemExit(75)", lives=3)()
-    log = node.place.log
+        node.run(FakeClaim(lives=3))
     assert node.said == [
-        f"the SuperNode was cut off from the server: see {log}; starting it again in {pause} s" for pause in (2, 4, 8)
+        f"the node was cut off from the server (it answered with 401); connecting again in {pause} s"
+        for pause in (2, 4, 8)
     ]
+    assert FakeCalls.left == [17] * 4
+    assert (node.folder / "supernode.id").read_text() == "17\n"
 
 
-def test_a_supernode_that_never_comes_to_life_ends_the_node_with_its_reason(
-    node: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_is_never_let_in_ends_with_the_reason(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_runner, "_TRIES", 1)
-    code = r"print('Exit Code: 305\nNo link.\n\nFor more information: x', flush=True); raise SystemExit(1)"
-    with pytest.raises(ConfigError, match=r"the SuperNode ended with code 1 \(No link.\): see"):
-        node.make(code, lives=9)()
-    assert len(node.said) == 1
+    monkeypatch.setattr(FakeCalls, "closed", True)
+    with pytest.raises(ConfigError, match=r"^the server does not let the node in \(it answered with 409\)$"):
+        node.run(FakeClaim(lives=9))
+    assert len(node.said) == 1 and FakeCalls.left == []
 
 
-def test_a_supernode_that_runs_while_the_claim_is_lost_is_stopped(node: Any) -> None:
+def test_a_node_whose_claim_is_lost_stops(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeExecutor, "ends", False)
+    claim = FakeClaim(lives=9)
+    looks = iter(range(3))
+
+    def once(self: FakeExecutor) -> bool:
+        claim.lost = "another node runs with the key of this one" if next(looks, None) is None else ""
+        return False
+
+    monkeypatch.setattr(FakeExecutor, "once", once)
     with pytest.raises(ConfigError, match="another node runs with the key of this one"):
-        node.make("", lives=0)()
-    assert node.said == []
+        node.run(claim)
+    assert node.said == [] and FakeCalls.left == [17]
+
+
+def test_what_flower_says_of_a_refusal_is_told() -> None:
+    request = httpx.Request("POST", "https://server")
+    error = FlowerError(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "inside")
+    text = json.dumps(error.to_json("Failed to activate SuperNode."))
+    refused = httpx.HTTPStatusError("", request=request, response=httpx.Response(409, text=text, request=request))
+    assert said_by(refused) == "Failed to activate SuperNode."
+    assert said_by(httpx.ConnectError("nobody\nis there")) == "nobody is there"

@@ -15,10 +15,12 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
 import httpx
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from coterie.errors import ConfigError
 from coterie.federation import project
-from coterie.federation.flower import _internals, certificates, processes
+from coterie.federation.flower import _internals, _superlink_internals, certificates, processes
 from coterie.federation.flower.control import Control
 from coterie.federation.flower.superlink_door import HEADER, Door, pass_of
 from tests.federation.running import flwr
@@ -50,6 +52,35 @@ def test_who_knows_the_secret_comes_in_and_nobody_else() -> None:
     assert entered("/v1/runtime/pull-messages", [])  # where Flower asks for the token of a task
     assert not entered("/v1/runtime/pull-messages/", [])
     assert not entered("/v1/runtime/../control/start-run", [])
+
+
+def test_a_signature_is_checked_once_and_a_wrong_one_never_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = _superlink_internals.authenticate_node.__globals__
+    for name in ("bytes_to_public_key", "verify_signature"):
+        monkeypatch.setitem(names, name, names[name])  # put back at the end
+    checked: list[bytes] = []
+    real = _superlink_internals.verify_signature
+
+    def verify(key: Any, message: bytes, signature: bytes) -> bool:
+        checked.append(message)
+        return real(key, message, signature)
+
+    monkeypatch.setattr(_superlink_internals, "verify_signature", verify)
+    _superlink_internals.check_signatures_once()
+    first, second = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+
+    def passes(key: ec.EllipticCurvePrivateKey, message: bytes, signature: bytes) -> bool:
+        public = names["bytes_to_public_key"](_internals.stored_key(key.public_key()))
+        return bool(names["verify_signature"](public, message, signature))
+
+    signature = first.sign(b"now", ec.ECDSA(hashes.SHA256()))
+    assert passes(first, b"now", signature) and passes(first, b"now", signature)
+    assert checked == [b"now"]
+    assert not passes(second, b"now", signature)
+    assert not passes(first, b"later", signature)
+    assert not passes(first, b"now", second.sign(b"now", ec.ECDSA(hashes.SHA256())))
+    with pytest.raises(ValueError):
+        names["verify_signature"](names["bytes_to_public_key"](b"no key"), b"now", signature)
 
 
 @pytest.fixture(scope="module")

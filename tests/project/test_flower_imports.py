@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "coterie"
 PACKAGE = Path("federation/flower")
-INTERNALS = {f"{PACKAGE}/_{name}internals.py" for name in ("", "control_", "superlink_", "supernode_")}
+INTERNALS = {f"{PACKAGE}/_{name}internals.py" for name in ("", "control_", "superlink_", "node_")}
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
 
 

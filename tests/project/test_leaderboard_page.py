@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.studies.leaderboard import page, record
+from coterie.studies.leaderboard import advice, page, record
 from coterie.studies.leaderboard.protocol import load
 from tests.documents import ROOT, TEXT, section
 
@@ -28,6 +28,12 @@ def values() -> dict[str, Any]:
 def test_the_page_is_what_the_record_gives() -> None:
     made = page.markdown(FOUND, "<!-- generated: leaderboard_picture -->")
     assert TEXT[PAGE].endswith(made), "write it anew: python docs/making/leaderboard_picture.py"
+
+
+def test_the_page_on_choosing_says_what_the_record_gives() -> None:
+    found = TEXT["docs/choose_a_method.md"].partition("<!-- table: leaderboard -->\n")[2]
+    made = f"\n{advice.markdown(FOUND)}\n\n{page.in_short(FOUND)}\n\n<!-- table: end -->\n"
+    assert found.startswith(made), "write it anew: python docs/making/leaderboard_picture.py"
 
 
 def test_the_record_is_of_the_protocol_as_it_stands(values: dict[str, Any]) -> None:

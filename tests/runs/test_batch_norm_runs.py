@@ -22,14 +22,12 @@ from coterie.federation.plan import Plan
 from coterie.federation.resident import Means
 from coterie.federation.server import serve
 from coterie.federation.wire import unpack
-from coterie.models.problem import Problem
 from coterie.results import Result
 from coterie.results.export import export
 from coterie.runs import launch
 from coterie.runs.builder import make_population
 from tests.federation.grid import compare, make_federation, node_rows
 from tests.small_runs import Killed, assert_same_end, finish, last_state, stop
-from tests.support import ENGINES, play, samples_of, simulate
 
 MODELS = """
 import torch
@@ -215,24 +213,3 @@ def test_a_federation_is_a_simulation(algorithm: str, more: dict[str, Any], tmp_
     (file,) = (local.node_folder(0) / "models").glob("*/model.safetensors")
     kept = load_file(file)
     assert {name for name in kept if name.endswith("running_var")} and STATISTICS not in kept
-
-
-def test_torchvisions_resnet18_as_it_is(tmp_path: Path) -> None:
-    torchvision = pytest.importorskip("torchvision")
-    draw = randomness.stream(1, "images")
-    parts = [
-        (torch.from_numpy(draw.normal(size=(size, 3, 64, 64))), torch.from_numpy(draw.integers(3, size=size)))
-        for size in (8, 4)
-    ]
-    ends = []
-    for engine in ENGINES:
-        with randomness.torch_stream(11, "test model"):
-            module = torchvision.models.resnet18(num_classes=3)
-        samples = samples_of(parts, task="multiclass", classes=3)
-        settings = {"lr": 0.01, "local_epochs": 1, "batch_size": 4}
-        simulation = simulate("fedavg", samples, module, task="multiclass", settings=settings, engine=engine)
-        play(simulation, 1)
-        ends.append(simulation.server)
-    assert Problem.of(torchvision.models.resnet18(num_classes=3)).statistics.size == 2 * 4800 + 20
-    for name, value in ends[0].items():
-        torch.testing.assert_close(ends[1][name], value, rtol=0, atol=1e-10)

@@ -55,7 +55,11 @@ class Mine(LocalTraining):
 '''
 ROWS = "must have a row for each of"  # parameters: 6 × 5 + 5, and 5 × 3 + 3
 MISTAKES = [
-    ("START", '{"w": state["v"]}', "task 'train' failed: KeyError: 'v' (mine.py, line 13)"),
+    (
+        "START",
+        '{"w": state["v"]}',
+        "task 'train' failed: KeyError: 'v' (mine.py, line 13) (the message has 'w'; the state has 'w')",
+    ),
     ("START", '{"w": state["w"][0]}', f"task 'train': what start gives: 'w' {ROWS}"),
     ("START", 'state["w"]', "task 'train': what start gives must be a dict of tensors by name, but is a Tensor"),
     ("START", '{"w": state["w"][:, 1:]}', "task 'train' failed: RuntimeError: "),

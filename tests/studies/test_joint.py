@@ -14,11 +14,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from torch import Tensor
 
 from coterie import api
 from coterie.algorithms.base import Minibatches, Task
 from coterie.algorithms.local_training import Optimiser, ProximalTraining
 from coterie.compute.batched import BatchedEngine
+from coterie.compute.finiteness import Finiteness
 from coterie.compute.joint import JointEngine, SampleStore, join_samples, signature
 from coterie.compute.joint.tasks import JointTask
 from coterie.compute.samples import Samples, Split
@@ -26,6 +28,7 @@ from coterie.config import from_mapping
 from coterie.data.partitions import Ragged
 from coterie.data.shelf import DatasetShelf
 from coterie.errors import AlgorithmError, Diverged, Interrupted, RunFolderError
+from coterie.rows.host_copies import LateRead
 from coterie.runs.model_builder import make_engine
 from coterie.runs.storage import RunFolder
 from coterie.studies.comparison import compare, make_plan
@@ -381,6 +384,7 @@ def test_a_run_that_diverges_is_found_out_among_others(
     name: str, as_on_a_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Meeting, "as_on_a_gpu", as_on_a_gpu)
+    monkeypatch.setattr(meeting, "_FEWEST", 1)  # each run in a party of its own
     settings = TABLE[name].settings
     runs = [planned(name, settings | {"lr": lr}, 1, f"lr{lr}") for lr in (0.1, 1e300)]
 
@@ -400,11 +404,52 @@ def test_the_device_is_asked_once_a_round_whether_all_is_finite(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[int]()
+
+    class Counting(LateRead):
+        def __init__(self, values: Tensor) -> None:
+            asked.append(len(values))
+            super().__init__(values)
+
+    def closely(self: Finiteness) -> bool:
+        assert self.total is None, "a device is waited for"
+        return True
+
     monkeypatch.setattr(Meeting, "as_on_a_gpu", True)
-    monkeypatch.setattr(meeting, "_finite", lambda sums: asked.append(len(sums)) or [True] * len(sums))
+    monkeypatch.setattr(meeting, "LateRead", Counting)
+    monkeypatch.setattr(Finiteness, "known", property(closely))
     runs = [planned(name, TABLE[name].settings, seed, f"seed{seed}") for seed in (1, 2, 3)]
     play_all(runs, tmp_path / "joint")
-    assert asked == [3, 3]
+    monkeypatch.undo()
+    assert len(asked) == 2 and min(asked) > 3  # in each of two rounds: something of each run, and of all together
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+
+
+@pytest.mark.parametrize("name", ["fedacs", "fedpg", "local"])
+def test_one_party_goes_on_while_the_device_computes_for_the_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int]
+) -> None:
+    said, parties = list[str](), list[LateRead]()
+
+    class Telling(LateRead):
+        def __init__(self, values: Tensor) -> None:
+            super().__init__(values)
+            parties.append(self)
+            said.append(f"asked {(len(parties) - 1) % 2}")
+
+        def values(self) -> Tensor:
+            said.append(f"read {parties.index(self) % 2}")
+            return super().values()
+
+    monkeypatch.setattr(Meeting, "as_on_a_gpu", True)
+    monkeypatch.setattr(meeting, "_FEWEST", 2)
+    monkeypatch.setattr(meeting, "LateRead", Telling)
+    runs = [planned(name, TABLE[name].settings, seed, f"seed{seed}", rounds=3) for seed in (1, 2, 3, 4, 5)]
+    play_all(runs, tmp_path / "joint")
+    # Whatever is read, the device has been given what the other party asks for.
+    assert said == ["asked 0", "asked 1", *2 * ["read 0", "asked 0", "read 1", "asked 1"], "read 0", "read 1"]
+    assert set(calls) == {2, 3}
     play_alone(runs, tmp_path / "alone")
     for run in runs:
         assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)

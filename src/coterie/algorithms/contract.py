@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ from coterie.rows import Rows
 
 
 @contextlib.contextmanager
-def calling(whose: str) -> Iterator[None]:
-    """Say with every failure of a method's own code whose it is, as in ``"FedAvg, round"``, and in which line."""
+def calling(whose: str, **tensors: Collection[str]) -> Iterator[None]:
+    """Say with every failure of a method's own code whose it is, as in ``"FedAvg, round"``, and in which line.
+
+    ``tensors`` are names that the code may ask for: ``message=...``, which it is told of where it asked for another.
+    """
     try:
         yield
     except AlgorithmError as error:
@@ -29,7 +32,9 @@ def calling(whose: str) -> Iterator[None]:
     except Exception as error:
         if "can't allocate memory" in str(error):
             raise
-        raise _named(f"{whose} failed: {user_code.explain(error)}{user_code.place(error)}") from error
+        has = "; ".join(f"the {what} has {_names(names)}" for what, names in tensors.items())
+        there = f" ({has})" if has and isinstance(error, KeyError) else ""
+        raise _named(f"{whose} failed: {user_code.explain(error)}{user_code.place(error)}{there}") from error
 
 
 def _named(sentence: str) -> AlgorithmError:
@@ -104,5 +109,5 @@ def checked_predict(predict: Callable[[Net, Rows, Tensor], Tensor]) -> Callable[
     return checked
 
 
-def _names(rows: Mapping[str, Any]) -> str:
+def _names(rows: Collection[str]) -> str:
     return ", ".join(map(repr, rows)) or "none"

@@ -41,9 +41,10 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Message, Round, Start, State, Task, Weights
-from coterie.algorithms.last_models import LastModels, attended, heard_by_themselves
+from coterie.algorithms.last_models import Attendance, LastModels, attended, heard_by_themselves
 from coterie.algorithms.local_training import ProximalTraining
 from coterie.algorithms.server_math.attention import fedacs_weights
 from coterie.rows import Rows, mix, put_rows, take_rows
@@ -74,23 +75,34 @@ class FedACS(LastModels):
     def round(self, server: State, cohort: Cohort) -> Round:
         """Select and average for each client, and send each client its own average."""
         w, clients, members = server["w"], cohort.clients, server["members"]
-        known = self.attendance(server, clients)
-        outside = ~torch.isin(clients, members) & self.settles  # newcomers, who would hear one another alone
-        speakers = members if known is None else members[known.speaks[members]]
-        wide = self.pool == "all" or known is not None or bool(outside.any())
-        pool = torch.cat([speakers, clients]).unique() if wide else clients
-        models, places = take_rows(w, pool), torch.searchsorted(pool, clients)
-        factors = None if known is None else known.freshness[pool].expand(len(pool), -1)
-        if bool(outside.any()):
-            none = torch.ones(len(pool), len(pool), dtype=torch.float64, device=w.device)
-            factors = heard_by_themselves(none if factors is None else factors, places[outside])
-        apart = places[outside if known is None else outside | known.away]
-        a = fedacs_weights(models, self.p, offdiag=self.offdiag, apart=apart, factors=factors)[places]
-        if known is not None and self.settles:
-            a[known.unknown] = self.shares(server, known)[pool]
+        known, outside = self.attendance(server, clients), self.outsiders(server, clients)
+        if self.pool == "all" or known is not None or outside is not None:
+            pool, models, a = self._among_more(server, clients, known, outside)
+        else:
+            pool, models = clients, take_rows(w, clients)
+            a = fedacs_weights(models, self.p, offdiag=self.offdiag)
         replies = yield Ask("train", Message(each={"w": mix(a, models)}))
         new = {"w": put_rows(w, replies.clients, replies["w"]), "members": members}
         return new | attended(server, replies.clients, cohort.round), {"weights": Weights(a, clients, pool)}
+
+    def _among_more(
+        self, server: State, clients: Tensor, known: Attendance | None, outside: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Weigh more models than the cohort's: give whose they are, the models, and the cohort's weights."""
+        w, members = server["w"], server["members"]
+        speakers = members if known is None else members[known.speaks[members]]
+        pool = torch.cat([speakers, clients]).unique()
+        models, places = take_rows(w, pool), torch.searchsorted(pool, clients)
+        factors = None if known is None else known.freshness[pool].expand(len(pool), -1)
+        apart = torch.zeros_like(clients, dtype=torch.bool) if known is None else known.away
+        if outside is not None:  # newcomers, who would hear one another alone
+            none = torch.ones(len(pool), len(pool), dtype=torch.float64, device=w.device)
+            factors = heard_by_themselves(none if factors is None else factors, places[outside])
+            apart = apart | outside
+        a = fedacs_weights(models, self.p, offdiag=self.offdiag, apart=places[apart], factors=factors)[places]
+        if known is not None and self.settles:
+            a[known.unknown] = self.shares(server, known)[pool]
+        return pool, models, a
 
     def global_model(self, server: State) -> Rows | None:
         """Return the mean of the members' personal models, which is derived: the method has no global model."""

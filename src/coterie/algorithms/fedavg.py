@@ -55,7 +55,7 @@ class FedAvg(GlobalTraining):
         if self.byzantine > most:
             raise ConfigError(
                 f"byzantine is {self.byzantine}, but {self.aggregator} of {count} clients withstands at most {most} "
-                "malicious ones: assume fewer, or use more clients"
+                "malicious among them: assume fewer, or use more clients"
             )
 
     def round(self, server: State, cohort: Cohort) -> Round:

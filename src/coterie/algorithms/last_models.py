@@ -37,6 +37,7 @@ from torch import Tensor
 from coterie.algorithms.base import Ask, Cohort, Message, Round, Start, State
 from coterie.algorithms.local_training import ANEW, LocalTraining
 from coterie.rows import mix, put_rows
+from coterie.rows.host_copies import on_device, on_host
 
 HEARD = "heard"
 """The name, in the server's state, of the rounds in which clients last replied."""
@@ -161,6 +162,14 @@ class LastModels(LocalTraining):
     def attendance(self, server: State, clients: Tensor) -> Attendance | None:
         """Return who was away; ``None`` if that does not count."""
         return attendance(server[HEARD], clients, self.freshness) if HEARD in server else None
+
+    def outsiders(self, server: State, clients: Tensor) -> Tensor | None:
+        """Return who of some clients is no member; ``None`` if nobody is, or if newcomers are treated as all others."""
+        members = server["members"]
+        if not self.settles or len(members) == len(server["w"]):
+            return None
+        outside = ~torch.isin(on_host(clients), on_host(members))  # where no GPU has to be waited for
+        return on_device(outside, clients.device) if bool(outside.any()) else None
 
     def shares(self, server: State, known: Attendance | None) -> Tensor:
         """Return each member's share in their mean, by freshness where that counts; 0 for all others."""

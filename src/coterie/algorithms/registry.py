@@ -200,6 +200,11 @@ def get(name: str) -> type[Algorithm]:
 def check(name: str) -> None:
     """Refuse a name that no algorithm has, before anything is imported; a file is looked at when it is loaded."""
     if not is_file(name) and name not in _ours() and name not in _registered:
+        if name.startswith("import:") or "/" in name:
+            raise ConfigError(
+                f"there is no algorithm {name!r}: a method of your own is named by its file (./my_method.py), which "
+                "defines one class"
+            )
         raise UnknownName("algorithm", name, names())
 
 

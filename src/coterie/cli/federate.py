@@ -103,14 +103,10 @@ def server(folder: Project) -> None:
 
 
 @app.command()
-def node(
-    folder: NodeFolder,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 for a free one.")] = 0,
-) -> None:
+def node(folder: NodeFolder) -> None:
     """Run a node; one whose data or roster disagree with federation.yaml does not start."""
     _need_flower()
     from coterie.federation import project
-    from coterie.federation.flower import processes
     from coterie.federation.flower.node_runner import NodePlace, run_node
     from coterie.federation.node_state import tidy
     from coterie.runs.storage.lock import lock_folder
@@ -118,15 +114,14 @@ def node(
     folder = folder.absolute()
     opened, config = project.open_node(folder), project.read_node(folder)
     _say(f"{config.member} is client {opened.client} of {opened.agreement.name}")
-    env = processes.environment(folder / "flower", opened.means.threads or opened.agreement.threads)
-    place = NodePlace(folder, config.server, folder / config.ca, folder / config.key, port)
+    place = NodePlace(folder, config.server, folder / config.ca, folder / config.key)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, lock_folder(folder))  # two processes would write the same state
         tidy(folder)
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
         stack.enter_context(_terminated_as_interrupt())
-        _say(f"running; its log is {place.log}")
-        run_node(place, env, opened.handle, _say)
+        _say("running")
+        run_node(place, opened.handle, _say)
 
 
 @app.command()

@@ -40,7 +40,7 @@ from coterie.memory import gpu_memory
 from coterie.models.own_buffers import moving_buffers
 from coterie.models.problem import Problem
 from coterie.rows import Rows, matrix_units
-from coterie.rows.host_copies import on_host
+from coterie.rows.host_copies import on_host, to_device
 
 _CPU_CHUNK_BYTES = 2**23  # of rows and samples, which then stay in a CPU's cache through all steps of the rows
 _CPU_CHUNK_ROWS = 128
@@ -217,7 +217,7 @@ class BatchedEngine(Engine):
         with self.rounding():
             if len(pieces) == 1 and torch.equal(pieces[0], torch.arange(len(order))):
                 return self._run_chunk(task, clients, host, state, message, call)
-            chunks = order.to(self.device).split([len(piece) for piece in pieces])
+            chunks = to_device(order, self.device).split([len(piece) for piece in pieces])
             parts = [
                 self._run_some(task, places, clients, host[piece], state, message, call)
                 for places, piece in zip(chunks, pieces, strict=True)
@@ -278,7 +278,7 @@ class BatchedEngine(Engine):
             schedule = make_schedule(self, fold.over, host, call, number, padded=self._fixed_shapes, compute=compute)
             dropout = None
             if isinstance(fold.over, Minibatches) and (self._net.uses_dropout or self.samples.noise is not None):
-                dropout = self.key("dropout", host, call, number).to(self.device)
+                dropout = to_device(self.key("dropout", host, call, number), self.device)
             work = self._fold(task, fold, number, schedule, work, clients, dropout)
             if fold.then is not None:
                 work = fold.then(context, work)

@@ -19,7 +19,7 @@ from coterie.compute.finiteness import Finiteness
 from coterie.compute.samples import Samples, Split
 from coterie.models.problem import Problem
 from coterie.rows import Rows
-from coterie.rows.host_copies import on_host
+from coterie.rows.host_copies import on_host, to_device
 
 Predict = Callable[[Net, Rows, Tensor], Tensor]
 """From a net, parameter rows and samples to outputs: :meth:`coterie.algorithms.base.Algorithm.predict`."""
@@ -136,7 +136,7 @@ class Engine(abc.ABC):
             sizes=self.sizes["train"][clients],
             validation_sizes=self.sizes["validation"][clients],
             class_counts=self.samples.class_counts[clients],
-            key=self.key("task", on_host(clients) if host is None else host, call).to(clients.device),
+            key=to_device(self.key("task", on_host(clients) if host is None else host, call), clients.device),
             net=self.net,
             seed=self.seed,
         )

@@ -27,9 +27,19 @@ class Finiteness:
         self._known: bool | None = True if self._total is None else None
 
     @property
+    def total(self) -> Tensor | None:
+        """The sum, on its device, that is finite if all are; ``None`` if it is known whether it is."""
+        return self._total
+
+    def settle(self, known: bool) -> None:
+        """Say whether the sum is finite, for whoever has read it together with others."""
+        self._known, self._total = known, None
+
+    @property
     def known(self) -> bool:
         """Whether all sums are finite."""
         if self._known is None:
             assert self._total is not None
-            self._known, self._total = math.isfinite(self._total.item()), None
+            self.settle(math.isfinite(self._total.item()))
+        assert self._known is not None
         return self._known

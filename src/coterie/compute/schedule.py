@@ -19,6 +19,7 @@ from coterie import randomness
 from coterie.algorithms.base import FullPass, Minibatches
 from coterie.compute.engine import Call, Engine
 from coterie.compute.samples import Split
+from coterie.rows.host_copies import to_device
 
 Indices = npt.NDArray[np.int64]
 
@@ -169,13 +170,13 @@ def make_schedule(
         base = engine.key("batches", torch.from_numpy(rows.clients), call, fold).numpy()[:, None]
         each = randomness.fold_in(base, np.arange(shape.draws))[:, :, None]
         numbers.append(randomness.fold_in(each, np.arange(shape.epochs)).reshape(len(rows.clients), -1))
-    table = torch.from_numpy(np.concatenate(numbers, 1)).to(engine.device)
+    table = to_device(torch.from_numpy(np.concatenate(numbers, 1)), engine.device)
     ragged = engine.samples.splits[split]
     make = partial(_tables, shape, ragged.flat, ragged.offsets, engine.samples.dtype)
     index, weight, share = compute((split, shape, table.shape), make, (table,))
     sorted_already = bool((rows.order[:-1] < rows.order[1:]).all())
     return Schedule(
-        None if sorted_already else torch.from_numpy(rows.order).to(engine.device),
+        None if sorted_already else to_device(torch.from_numpy(rows.order), engine.device),
         rows.totals.tolist(),
         index[:, : rows.longest],
         weight[: rows.longest],

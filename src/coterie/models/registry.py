@@ -290,9 +290,8 @@ def _arguments(
 ) -> dict[str, object]:
     offered = {"input_shape": shape, "outputs": outputs}
     parameters = inspect.signature(maker).parameters.values()
-    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    return {key: value for key, value in offered.items() if anything or key in named} | dict(options)
+    return {key: value for key, value in offered.items() if key in named} | dict(options)
 
 
 def check_name(name: str) -> None:

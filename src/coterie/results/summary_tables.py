@@ -151,7 +151,7 @@ def _title(names: Sequence[str], summaries: Sequence[Mapping[str, Any]]) -> str:
     parts = [
         *(names if len(summaries) == 1 else []),
         *common("metric", "test {}" if directions != {False} else "test {} (less is better)"),
-        *common("rounds", "{} rounds"),
+        *common("rounds", "{} round" if {summary["rounds"] for summary in summaries} == {1} else "{} rounds"),
         *common("seed", "seed {}"),
     ]
     return ", ".join(parts)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.rows.backends.base import Backend, RowIndex
+from coterie.rows.host_copies import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Patch:
         left = (~older.index.find_in(self.index)[1]).nonzero().squeeze(1)
         numbers = torch.cat([older.index.on_host[left], self.index.on_host])
         order = numbers.argsort()
-        rows = torch.cat([older.rows[left.to(older.rows.device)], self.rows])[order.to(older.rows.device)]
+        device = older.rows.device
+        rows = torch.cat([older.rows[to_device(left, device)], self.rows])[to_device(order, device)]
         return Patch(RowIndex.from_host(numbers[order], rows.device), rows)
 
 
@@ -45,11 +47,12 @@ class Overlay:
             return gather(index)
         position, patched = index.find_in(self.patch.index)
         if bool(patched.all()):
-            return self.patch.rows.index_select(0, position.to(self.backend.device))
+            return self.patch.rows.index_select(0, to_device(position, self.backend.device))
         out = gather(index)
         if bool(patched.any()):
-            over = position[patched].to(self.backend.device)
-            out.index_copy_(0, patched.nonzero().squeeze(1).to(out.device), self.patch.rows.index_select(0, over))
+            over = to_device(position[patched], self.backend.device)
+            places = to_device(patched.nonzero().squeeze(1), out.device)
+            out.index_copy_(0, places, self.patch.rows.index_select(0, over))
         return out
 
     def blocks(self, rows: int, begin: int) -> Iterator[Tensor]:

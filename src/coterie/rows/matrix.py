@@ -19,6 +19,7 @@ from torch import Tensor
 from coterie.errors import AlgorithmError
 from coterie.rows._overlay import Overlay, Patch
 from coterie.rows.backends import Backend, InitialBackend, RowIndex
+from coterie.rows.host_copies import to_device
 
 BLOCK_BYTES = 2**26
 """Bytes of the blocks of rows in which a matrix is read as a whole."""
@@ -112,7 +113,7 @@ class ClientMatrix(Tensor):
         rows = torch.empty((len(index), *backend.shape[1:]), dtype=backend.dtype, device=backend.device).copy_(values)
         if bool((index.on_host[1:] <= index.on_host[:-1]).any()):
             order = index.on_host.argsort()
-            on_device = order.to(backend.device)
+            on_device = to_device(order, backend.device)
             index, rows = RowIndex(index.on_device[on_device], index.on_host[order]), rows[on_device]
         patch = Patch(index, rows)
         return ClientMatrix(backend, Overlay(backend, patch if old is None else patch.over(old)))

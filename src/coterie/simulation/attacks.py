@@ -263,7 +263,7 @@ class LabelPoisoning(Attack):
         """
         if isinstance(labels, np.ndarray):
             out = labels.copy()
-            out[train_indices] = self.draw(torch.as_tensor(train_indices), classes, seed).numpy()
+            out[train_indices] = self.draw(torch.as_tensor(train_indices, device="cpu"), classes, seed).numpy()
             return out
         index = torch.as_tensor(train_indices, device=labels.device)
         poisoned = labels.clone()

@@ -37,10 +37,6 @@ def test_more_methods_than_a_third_all_stay_after_the_first_stage() -> None:
     assert ladder.counts == (Count(12, 3), Count(6, 2), Count(2, 2)) and ladder.of_each == 1
 
 
-def test_halfway_between_two_rungs_is_their_geometric_mean() -> None:
-    assert [Ladder.halfway(*both) for both in ((0, 2), (2, 8), (6, 18), (3, 4), (5, 6))] == [2, 4, 11, 4, 6]
-
-
 def test_methods_with_one_candidate_each_are_cut_from_the_first_stage_on() -> None:
     assert make_ladder(9, 9, 1, 3).counts == (Count(9, 1), Count(3, 1), Count(2, 1))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coterie.errors import ConfigError
 from coterie.rows import cosines, distances_from, gram, norms, squared_distances, take_rows
+from coterie.rows.host_copies import on_host, to_device
 
 
 def quantile(values: Tensor, level: float) -> Tensor:
@@ -285,13 +286,14 @@ def heurfedamp_weights(
     if not (math.isfinite(sigma) and sigma >= 0):
         raise ConfigError(f"sigma must be a finite number of at least 0, but is {sigma}")
     clients = models.shape[0]
-    own = torch.as_tensor(self_weight, dtype=torch.float64, device=models.device)
-    if own.dim() > 1 or (own.dim() == 1 and own.shape[0] != clients):
+    known = on_host(torch.as_tensor(self_weight, dtype=torch.float64))  # where no GPU has to be waited for
+    if known.dim() > 1 or (known.dim() == 1 and known.shape[0] != clients):
         raise ConfigError(
-            f"self_weight must be one number or one a client ({clients}), but has shape {list(own.shape)}"
+            f"self_weight must be one number or one a client ({clients}), but has shape {list(known.shape)}"
         )
-    if not bool(((own >= 0) & (own <= 1)).all()):
-        raise ConfigError(f"self_weight must lie in [0, 1], but is {own.tolist()}")
+    if not bool(((known >= 0) & (known <= 1)).all()):
+        raise ConfigError(f"self_weight must lie in [0, 1], but is {known.tolist()}")
+    own = to_device(known, models.device)
     similarity = cosines(models) if rows is None else _cosines_of(models, rows)
     place, itself = _own_places(similarity, rows)
     heard = torch.ones_like(similarity, dtype=torch.bool)

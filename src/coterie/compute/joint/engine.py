@@ -29,7 +29,7 @@ from coterie.compute.joint.tasks import JointContext, JointTask
 from coterie.compute.nets.row_net import agrees
 from coterie.compute.samples import Samples
 from coterie.rows import Rows
-from coterie.rows.host_copies import on_device, on_host
+from coterie.rows.host_copies import on_device, on_host, to_device
 
 _TASKS = 64  # joint tasks that are kept: the recordings of their steps hang on them
 
@@ -102,8 +102,8 @@ class _FederatedRuns(BatchedEngine):
                 (mine,) = np.nonzero((numbers >= begin) & (numbers < end))
                 if len(mine):
                     within = torch.searchsorted(on_host(ask.clients), torch.from_numpy(numbers[mine] - begin))
-                    own = _part_of(context, within.to(self.device))
-                    found.append((place, torch.from_numpy(mine).to(self.device), own))
+                    own = _part_of(context, to_device(within, self.device))
+                    found.append((place, to_device(torch.from_numpy(mine), self.device), own))
             return found
 
         shared = dict.fromkeys(("clients", "sizes", "validation_sizes", "class_counts", "key"), clients)
@@ -115,7 +115,7 @@ class _FederatedRuns(BatchedEngine):
             "sizes": self.sizes["train"][clients],
             "validation_sizes": self.sizes["validation"][clients],
             "class_counts": self.samples.class_counts[clients],
-            "key": self.key("task", on_host(clients), call).to(self.device),
+            "key": to_device(self.key("task", on_host(clients), call), self.device),
         }
         counts = [len(ask.clients) for ask in asks]
         split = {name: value.split(counts) for name, value in whole.items()}

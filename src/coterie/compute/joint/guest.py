@@ -55,6 +55,11 @@ class GuestEngine(Engine):
         self._last = found.finite
         return found.changes, found.reply
 
+    @property
+    def unsettled(self) -> list[Finiteness]:
+        """What :meth:`examine` has put off, and nobody has looked at."""
+        return [finite for finite, _ in self._put_off if finite.total is not None]
+
     def examine(self, look_closely: Callable[[], None]) -> None:
         """Put off the look at what was computed together with others: the device is asked for all of it at once."""
         if self._last is None:

@@ -14,6 +14,7 @@ from coterie.algorithms.contract import check_rows
 from coterie.compute._cache import Identity
 from coterie.compute.engine import join, take
 from coterie.rows import Rows
+from coterie.rows.host_copies import to_device
 
 _COLUMN = "number of its own: "  # before the names of working rows that no task has
 
@@ -105,7 +106,7 @@ class JointTask(Task):
         """Give the working rows that hold each row's own numbers, for runs with so many rows each."""
         repeats = torch.tensor(counts)
         return {
-            name: torch.tensor(values, dtype=torch.float64).repeat_interleave(repeats).unsqueeze(1).to(device)
+            name: to_device(torch.tensor(values, dtype=torch.float64).repeat_interleave(repeats).unsqueeze(1), device)
             for name, values in self._columns.items()
         }
 

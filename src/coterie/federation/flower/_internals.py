@@ -1,59 +1,38 @@
 """Everything of Flower's that is not its public face (``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp``).
 
-Flower has no public way to answer a SuperNode's messages from a process that stays, to start the process of a run, or
-to submit runs and list nodes from Python. Its own programs do so with the parts that are imported here and in the
+Flower has no public way to answer a node's messages from a process that stays, to start the process of a run, or to
+submit runs and list nodes from Python. Its own programs do so with the parts that are imported here and in the
 modules beside it whose names end alike. No other module of Coterie imports them, and
 ``tests/federation/test_flower_internals.py`` says of each what Coterie relies on: to try another version of Flower, run
 that test first.
 
-A call to a SuperLink or a SuperNode that fails raises ``httpx.HTTPError``.
+A call to a SuperLink that fails raises ``httpx.HTTPError``.
 """
 
 from __future__ import annotations
 
 import base64
-import copy
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Generic, Self, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Context, Message, Metadata
-from flwr.app.message import make_message
 from flwr.common.constant import (
-    HEARTBEAT_MIN_INTERVAL,
     SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
     TIMESTAMP_TOLERANCE,
     ErrorCode,
     SubStatus,
 )
-from flwr.common.serde import context_from_proto
-from flwr.common.serde_utils import metadata_from_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TaskType
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectUnavailableError,
-    pull_and_inflate_object_from_tree,
-    pull_objects,
-)
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -66,9 +45,6 @@ from flwr.supercore.primitives.asymmetric import (
     verify_signature,
 )
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from flwr.supernode.runtime.run_clientapp import push_message
 
 NODE_RAISED: int = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 """The code of a reply in which a node says that it could not answer."""
@@ -99,7 +75,7 @@ RUN_PATHS = frozenset(
 
 
 class FlowerTask:
-    """A task that this process has claimed: the server's half of a run at a SuperLink, a message at a SuperNode.
+    """A task that this process has claimed: the server's half of a run at a SuperLink.
 
     Whoever has the token may make calls about the task.
     """
@@ -122,106 +98,34 @@ class FlowerTask:
         self._client.close()
 
 
-class MessageTask(FlowerTask):
-    """A message that a SuperNode received and that is to be answered."""
-
-    def __init__(self, run: int, token: str, client: RuntimeHttpClient) -> None:
-        super().__init__(run, token, client)
-        self._context: Context | None = None
-        self._head: tuple[Metadata, ObjectTree] | None = None
-
-    def message(self) -> Message | None:
-        """Give the message, or None while the SuperNode does not have all of it yet."""
-        if self._context is None:  # asked for once: this call starts the task, and a task is started once
-            self._context = context_from_proto(self._client.PullTaskInput(PullTaskInputRequest()).context)
-        if self._head is None:
-            found = self._client.PullMessages(PullAppMessagesRequest())
-            if not found.messages_list:
-                return None
-            # A SuperNode gives a message once, without its content, which it keeps under the ids in the object tree.
-            self._head = metadata_from_proto(found.messages_list[0].metadata), found.message_object_trees[0]
-        metadata, tree = self._head
-        node, run = Node(node_id=self._context.node_id), self._context.run_id
-        pull = make_pull_object_fn_protobuf(self._client.PullObject, node, run)
-        confirm = make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, node, run)
-
-        def pull_at_once(name: str) -> bytes:
-            try:
-                return pull(name)
-            except ObjectUnavailableError as error:
-                raise _Incomplete from error
-
-        try:
-            whole = pull_and_inflate_object_from_tree(tree, pull_at_once, confirm, return_type=Message)
-        except _Incomplete:
-            return None
-        # The message made of objects lacks its own id, which a reply must name; the metadata beside it have it.
-        return make_message(metadata, whole.content)
-
-    def reply(self, reply: Message) -> None:
-        """Send the reply; the message must have been there before."""
-        assert self._context is not None
-        push_message(self._client, reply, self._context)
-
-    def close(self) -> None:
-        """Leave the connections to the next message."""
-
-
-class _Incomplete(Exception):
-    """An object of a message is not there yet; where Flower's own exception says so, Flower waits until it is."""
-
-
-TaskKind = TypeVar("TaskKind", bound=FlowerTask)
-
-
-class TaskQueue(Generic[TaskKind]):
-    """The tasks of one type that a SuperLink or a SuperNode offers.
+class TaskQueue:
+    """The runs that a SuperLink offers.
 
     Parameters
     ----------
     connect
         Connects to it, for a task's token or, without one, to ask for tasks.
-    type_
-        Flower's name of the type.
-    task
-        What a claimed task is made of.
     """
 
-    def __init__(self, connect: Callable[[str | None], RuntimeHttpClient], type_: str, task: type[TaskKind]) -> None:
-        self._connect, self._type, self._task = connect, type_, task
-        self._client = connect(None)
+    def __init__(self, connect: Callable[[str | None], RuntimeHttpClient]) -> None:
+        self._connect, self._client = connect, connect(None)
 
-    def claim(self) -> TaskKind | None:
+    def claim(self) -> FlowerTask | None:
         """Claim a task, if one is offered."""
-        found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[self._type]))
-        return self._task(int(found.task.run_id), found.token, self._connect(found.token)) if found.token else None
+        found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+        return FlowerTask(int(found.task.run_id), found.token, self._connect(found.token)) if found.token else None
 
     def close(self) -> None:
         self._client.close()
 
 
-def messages_of(address: str, ca: bytes, secret: bytes) -> TaskQueue[MessageTask]:
-    """Give the messages of the SuperNode that offers them at an address of this machine to whoever has its secret."""
-    asking = _runtime_client(address, ca, secret, "flwr-clientapp", None)
-
-    def connect(token: str | None) -> RuntimeHttpClient:
-        if token is None:
-            return asking
-        # Over the same connections: of those for a message alone, most of the time went into beginning them.
-        found = copy.copy(asking)
-        found._interceptors = (asking._interceptors[0], RuntimeTokenHttpInterceptor(token))
-        return found
-
-    return TaskQueue(connect, TaskType.CLIENT_APP, MessageTask)
-
-
-def runs_of(address: str, ca: bytes, secret: bytes) -> TaskQueue[FlowerTask]:
+def runs_of(address: str, ca: bytes, secret: bytes) -> TaskQueue:
     """Give the runs that wait for the server's half of them at a SuperLink, to whoever has its secret."""
 
     def connect(token: str | None) -> RuntimeHttpClient:
         return _runtime_client(address, ca, secret, "SuperExec" if token is None else "flwr-serverapp", token)
 
-    return TaskQueue(connect, TaskType.SERVER_APP, FlowerTask)
+    return TaskQueue(connect)
 
 
 def _runtime_client(address: str, ca: bytes, secret: bytes, component: str, token: str | None) -> RuntimeHttpClient:
@@ -235,43 +139,6 @@ def _runtime_client(address: str, ca: bytes, secret: bytes, component: str, toke
     return RuntimeHttpClient.from_server_address(address, False, ca, (RuntimeVersionHttpInterceptor(component), known))
 
 
-class NodeCalls:
-    """The calls that a SuperNode makes to a SuperLink, signed with the node's key.
-
-    Parameters
-    ----------
-    address
-        Where nodes reach the SuperLink, as ``host:port``.
-    ca
-        The certificate of the authority that signed the server's.
-    key
-        The node's private key.
-    """
-
-    def __init__(self, address: str, ca: bytes, key: ec.EllipticCurvePrivateKey) -> None:
-        self._public = public_key_to_bytes(key.public_key())
-        signed = NodeAuthHttpInterceptor(key, key.public_key())
-        interceptors = (RuntimeVersionHttpInterceptor("SuperNode"), signed)
-        self._client = FleetHttpClient.from_server_address(address, False, ca, interceptors)
-
-    def activate(self) -> int:
-        """Make the node count as running, for twenty seconds; give its id. Refused where it counts as running."""
-        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
-        return int(self._client.ActivateNode(request).node_id)
-
-    def deactivate(self, node_id: int) -> None:
-        """Make the node count as not running. Refused where it does already."""
-        self._client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._client.close()
-
-
 class NodeSignatures:
     """Tells calls of members from those of strangers by their headers alone, as a SuperLink does after reading a call.
 
@@ -281,6 +148,7 @@ class NodeSignatures:
     def __init__(self, keys: Collection[str]) -> None:
         loaded = [serialization.load_ssh_public_key(key.encode()) for key in keys]
         self._keys = {public_key_to_bytes(key): key for key in loaded if isinstance(key, ec.EllipticCurvePublicKey)}
+        self._last: dict[bytes, tuple[bytes, bytes]] = {}  # of each member the signature that was checked last
 
     def signer(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """Give the key of the member who signed headers, not long ago, if one did; their names are in lower case."""
@@ -292,7 +160,12 @@ class NodeSignatures:
             signed = headers[TIMESTAMP_HEADER.encode()]
             age = (datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))).total_seconds()
             recent = -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-            return key if recent and verify_signature(self._keys[key], signed, signature) else None
+            if recent and self._last.get(key) == (signed, signature):  # nodes use one for some seconds
+                return key
+            if not recent or not verify_signature(self._keys[key], signed, signature):
+                return None
+            self._last[key] = signed, signature
+            return key
         except (KeyError, ValueError, TypeError, OverflowError):
             return None
 

@@ -6,10 +6,12 @@ Apart from :mod:`coterie.federation.flower._internals`, because importing them c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
 from flwr.superlink.cli import flower_superlink
 from flwr.superlink.main import create_app
@@ -20,7 +22,7 @@ from flwr.superlink.routers.control.middlewares import (
     ControlSensitiveResponseMiddleware,
 )
 from flwr.superlink.routers.fleet.middlewares import FleetEventLogMiddleware
-from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware, authenticate_node
 from starlette.middleware import Middleware
 
 _ABOUT: dict[Any, str] = {
@@ -51,6 +53,18 @@ def shorten_calls() -> None:
         return [_only_about(layer) for layer in all_layers() if layer.cls not in _UNUSED]
 
     create_app.__globals__["_get_middleware"] = needed
+
+
+def check_signatures_once() -> None:
+    """Have a SuperLink of this process check a signature once that comes with several calls."""
+
+    @functools.lru_cache(maxsize=4096)
+    def verify(key: bytes, message: bytes, signature: bytes) -> bool:
+        return verify_signature(bytes_to_public_key(key), message, signature)
+
+    # What is asked for first is a key made of its bytes, then whether a signature is of that key.
+    authenticate_node.__globals__["bytes_to_public_key"] = bytes
+    authenticate_node.__globals__["verify_signature"] = verify
 
 
 def _only_about(layer: Middleware) -> Middleware:

@@ -58,8 +58,3 @@ def of_messages(folder: Path) -> Bell:
 def of_replies(folder: Path) -> Bell:
     """Give the bell in a server's folder that the gate rings when a node has sent something."""
     return Bell(folder / "replies.bell")
-
-
-def of_node(folder: Path) -> Bell:
-    """Give the bell in a node's folder that its SuperNode rings when it has a message."""
-    return Bell(folder / "message.bell")

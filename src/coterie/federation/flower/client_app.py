@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from coterie.federation.flower.apps import client_app
 
-app = client_app("this SuperNode runs Flower's own executor: start the node with `coterie federate node`")
+app = client_app("this is Flower's own SuperNode: start the node with `coterie federate node`")

@@ -155,7 +155,7 @@ class Gate:
         try:
             passed = [(name.lower(), value) for name, value in response.headers.raw]
             passed = [(name, value) for name, value in passed if name not in _NOT_FORWARDED]
-            # A SuperNode takes a 500 for the end of everything, and a 503 for a reason to try again.
+            # Flower's own SuperNode takes a 500 for the end of everything, and a 503 for a reason to try again.
             status = 503 if response.status_code == 500 else response.status_code
             await send({"type": "http.response.start", "status": status, "headers": passed})
             async for piece in response.aiter_raw():

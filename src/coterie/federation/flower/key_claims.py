@@ -1,8 +1,8 @@
 """One node at a time for a member's key.
 
-Two SuperNodes with one key share what is sent to it, in Flower's eyes one node that calls twice as often: of a node
+Two nodes with one key share what is sent to it, in Flower's eyes one node that calls twice as often: of a node
 whose folder was copied, each copy would see half of the messages, and neither would have the state that the server
-counts on. So a node claims its key at the gate before its SuperNode starts, and again and again while it runs. A claim
+counts on. So a node claims its key at the gate before it takes messages, and again and again while it runs. A claim
 that is not renewed lapses; a node that was killed and starts again in the same folder takes over its own at once.
 """
 

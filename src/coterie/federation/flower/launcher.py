@@ -49,7 +49,7 @@ class Launcher:
         Starts the process, from Flower's number of the run and the task's token.
     """
 
-    def __init__(self, runs: TaskQueue[FlowerTask], start: Callable[[int, str], subprocess.Popen[bytes]]) -> None:
+    def __init__(self, runs: TaskQueue, start: Callable[[int, str], subprocess.Popen[bytes]]) -> None:
         self._runs, self._start = runs, start
         self._apps: dict[int, _App] = {}
 

@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coterie.errors import ConfigError
-from coterie.federation.flower import supernode_program
 
-# On Linux a process can ask for a signal when its parent dies (PR_SET_PDEATHSIG is 1). Without it a SuperNode whose
-# parent was killed would go on, answer nothing and keep its key busy; a SuperLink would keep its port.
+# On Linux a process can ask for a signal when its parent dies (PR_SET_PDEATHSIG is 1). Without it a SuperLink whose
+# parent was killed would go on and keep its port.
 _END_WITH_PARENT = """\
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -84,23 +83,6 @@ def serverapp(address: str, ca: Path, token: Path) -> list[str]:
     return [
         _program("flwr-serverapp"),
         *("--runtime-api-address", address, "--root-certificates", str(ca), "--token-file", str(token)),
-    ]
-
-
-def supernode(address: str, ca: Path, key: Path | None, port: int, folder: Path) -> list[str]:
-    """Give the command line of a SuperNode that runs no app itself: it offers messages at a port of this machine.
-
-    It offers them to whoever has the secret in the node's ``folder``.
-    """
-    inner = internal_certificates(folder)
-    return [
-        *(sys.executable, "-P", "-m", supernode_program.__name__),
-        *("--superlink", address, "--root-certificates", str(ca)),
-        *(() if key is None else ("--auth-supernode-private-key", str(key))),
-        *("--ssl-ca-certfile", str(inner / "ca.crt")),
-        *("--ssl-certfile", str(inner / "server.crt"), "--ssl-keyfile", str(inner / "server.key")),
-        *("--isolation", "process", "--superexec-auth-secret-file", str(inner / "secret")),
-        *("--host", "127.0.0.1", "--port", str(port)),
     ]
 
 
@@ -196,8 +178,6 @@ def how_it_ended(what: str, process: subprocess.Popen[bytes], log: Path, begin: 
     from coterie.federation.flower._internals import reason_of_exit  # here, as importing Flower takes seconds
 
     said = log.read_bytes()[begin:].decode(errors="replace") if log.exists() else ""
-    if process.returncode == supernode_program.CUT_OFF:
-        return f"the {what} was cut off from the server: see {log}"
     reason = reason_of_exit(said)
     return f"the {what} ended with code {process.returncode}{f' ({reason})' if reason else ''}: see {log}"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import uvicorn
 
-from coterie.federation.flower._superlink_internals import shorten_calls, take_server
+from coterie.federation.flower._superlink_internals import check_signatures_once, shorten_calls, take_server
 from coterie.federation.flower.returned_memory import return_large_blocks
 from coterie.federation.flower.superlink_door import Door
 
@@ -31,6 +31,7 @@ def main() -> None:
     return_large_blocks()
     take_server(serve)
     shorten_calls()
+    check_signatures_once()
     program.load()()
 
 

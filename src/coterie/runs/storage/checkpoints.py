@@ -93,7 +93,7 @@ def as_restored(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if isinstance(tensor, ClientMatrix):  # lies alone on its backend, and where it lies decides nothing
             out[name] = tensor
             continue
-        value = tensor.detach()
+        value = tensor.detach() if tensor.requires_grad else tensor
         storage = value.untyped_storage()
         alone = value.is_contiguous() and storage.nbytes() == value.nbytes and storage.data_ptr() not in owners
         out[name] = value if alone else value.clone(memory_format=torch.contiguous_format)

@@ -29,7 +29,8 @@ from coterie.studies.choice.candidates import Candidates, make_candidates
 from coterie.studies.choice.decision import Decision, decide, settings_of
 from coterie.studies.choice.page import write_page, yaml_text
 from coterie.studies.choice.stages import Budget, Stage, StagePlayer
-from coterie.studies.comparison.runner import locked, refuse_objects_side_by_side, refuse_several_processes
+from coterie.studies.choice.validation import ScoreReader
+from coterie.studies.comparison.runner import RUNS, locked, refuse_objects_side_by_side, refuse_several_processes
 from coterie.studies.progress import study_progress
 from coterie.tables import Table
 
@@ -82,7 +83,7 @@ class Choice:
 
     @property
     def sure(self) -> float:
-        """How often the best federated candidate stays first if validation samples are drawn anew."""
+        """How often the best federated candidate's method has the best score if validation samples are drawn anew."""
         return self.decision.sure
 
     @property
@@ -224,8 +225,9 @@ def play(
     }
     with locked(plain, folder):
         with study_progress("choice", progress, each_run=False) as study:
-            stages = StagePlayer(folder, candidates, budget, study, data_dir, jobs).play()
-        decision = decide(folder, candidates, stages)
+            reader = ScoreReader(folder / RUNS)
+            stages = StagePlayer(folder, candidates, budget, reader, study, data_dir, jobs).play()
+        decision = decide(reader, candidates, stages)
         found = Choice(folder, decision, tuple(stages))
         write_text(found.file, yaml_text(decision))
         write_text(found.page, write_page(decision, candidates, stages, str(found.file)))

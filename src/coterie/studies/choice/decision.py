@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,7 @@ from coterie.randomness import stream
 from coterie.results import ClientGains, Result, client_scores, gains
 from coterie.studies.choice.candidates import Candidates, is_alone, recommended
 from coterie.studies.choice.stages import Stage
-from coterie.studies.choice.validation import Contender, ValidationScores, read_scores, read_units
-from coterie.studies.comparison.runner import RUNS
+from coterie.studies.choice.validation import Contender, ScoreReader, ValidationScores, read_units
 
 LEVEL = 0.05
 """Below which p-value federating is better beyond chance."""
@@ -108,7 +106,7 @@ class Decision:
     detectable
         The least mean gain that these validation samples could have told from chance.
     sure
-        The share of bootstrap draws of validation samples in which its method stays first among all that federate.
+        The share of bootstrap draws of validation samples in which its method has the best score of all that federate.
     edges
         Which of its values, and of those of training alone, are the least or the greatest that were tried.
     rounds
@@ -148,14 +146,15 @@ class Decision:
     metric: str
 
 
-def decide(folder: Path, candidates: Candidates, stages: Sequence[Stage]) -> Decision:
+def decide(reader: ScoreReader, candidates: Candidates, stages: Sequence[Stage]) -> Decision:
     """Say what follows from stages that have come to their end."""
     seed = candidates.plan.seeds[0]
     diverged = {name for stage in stages for name in stage.diverged}
-    every = {run.name: Result(folder / RUNS / run.name) for run in candidates.plan.runs if run.name not in diverged}
+    every = {run.name: Result(reader.folder / run.name) for run in candidates.plan.runs if run.name not in diverged}
     alone_runs = {name for name in every if is_alone(candidates.run(name))}
-    scores = read_scores(every)
-    best, alone = scores.best(set(every) - alone_runs), scores.best(alone_runs)
+    scores = reader.read(every)
+    last = {each.run for each in stages[-1].ranking}  # who was dropped before has played fewer rounds
+    best, alone = scores.best(last - alone_runs), scores.best(last & alone_runs)
     assert best is not None and alone is not None  # as every stage has seen to
     beyond = _beyond_chance(scores, alone, alone_runs, seed)
     number = [each for each in range(len(scores.contenders)) if scores.contenders[each].run not in alone_runs].index(

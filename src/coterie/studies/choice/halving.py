@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import ceil
 from typing import NamedTuple
 
 FEWEST_ROUNDS = 2
@@ -84,11 +84,6 @@ class Ladder:
         fewest = min(FEWEST_ROUNDS, last) if stage == 0 else played + 1
         parts = int(self.eta**left)
         return max(fewest, ceil(last / parts))
-
-    @staticmethod
-    def halfway(played: int, rung: int) -> int:
-        """Give the round between two rungs at which candidates are looked at as well: their geometric mean."""
-        return rung if played == 0 else min(rung, max(played + 1, ceil(sqrt(played * rung))))
 
     def cost(self, stage: int, played: int, last: int) -> int:
         """Give the rounds of all candidates together that are still to be played, from a stage on."""

@@ -26,8 +26,11 @@ _HOW = (
     f"(p < {LEVEL}, put together from validation samples, where chance has all candidates to pick from, and test "
     "samples, where it has one), it is better on test samples, and it does not harm more clients than it helps beyond "
     "chance.",
-    "Candidates were looked at after several rounds, and each stands by its best, or by more rounds that are as good "
-    "within one standard error: more rounds can be worse, and how many there should be is chosen like all else.",
+    "A candidate stands by its best round, or by more rounds that are as good within one standard error: more rounds "
+    "can be worse, and how many there should be is chosen like all else. Of candidates that are as good as the best "
+    "within one standard error, the one with the least loss on validation samples is first.",
+    "From the third stage on it ends where three times the rounds made nobody better by two standard errors. More "
+    "rounds may still have helped a little.",
     "Candidates that were dropped early might have won with more rounds; so the first cut leaves every method its two "
     "best settings.",
     "Another split of the samples (--seed) may choose another of nearly equal methods.",

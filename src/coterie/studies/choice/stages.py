@@ -9,21 +9,20 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError
-from coterie.results import Result
 from coterie.runs.storage.atomic_files import read_json, write_json
 from coterie.studies.choice.candidates import Candidates, is_alone
 from coterie.studies.choice.halving import FEWEST_ROUNDS, Placed, cut
-from coterie.studies.choice.validation import Contender, ValidationScores, read_scores
-from coterie.studies.comparison.runner import RUNS, begun, run_all
+from coterie.studies.choice.validation import Contender, ScoreReader, ValidationScores
+from coterie.studies.comparison.runner import begun, run_all
 from coterie.studies.progress import StudyProgress
 
-_PATIENCE = 2  # parts of stages without a better round for anybody, after which it ends
+_ALWAYS = 2  # stages after which there is a next one in any case: so early, methods that begin slowly are still behind
 
 STAGES = "stages.json"
 """The file that says how far a choice has come."""
@@ -47,16 +46,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage, or the first part of one: candidates are looked at in the middle too, because more rounds may be worse.
+    """A stage.
 
     Parameters
     ----------
     number
         The stage's number, from 0.
-    rung
-        The round at which the stage ends, and candidates are dropped.
     rounds
-        The round to which this part is played.
+        The round to which it is played.
     runs
         The candidates that play it.
     seconds
@@ -67,19 +64,21 @@ class Stage:
     diverged
         The candidates that became NaN or infinite.
     staying
-        Who plays the next stage.
+        Who plays the next stage, if there is one.
+    improved
+        Whether its rounds made anybody better who played them, so that more are worth their time.
     ended
         Whether it has come to its end.
     """
 
     number: int
-    rung: int
     rounds: int
     runs: tuple[str, ...]
     seconds: float = 0.0
     ranking: tuple[Contender, ...] = ()
     diverged: tuple[str, ...] = ()
     staying: tuple[str, ...] = ()
+    improved: bool = True
     ended: bool = False
 
 
@@ -95,6 +94,8 @@ class StagePlayer:
         The candidates.
     budget
         What it may cost.
+    reader
+        Reads what runs gave.
     progress
         Told how it goes.
     data_dir
@@ -108,6 +109,7 @@ class StagePlayer:
     folder: Path
     candidates: Candidates
     budget: Budget
+    reader: ScoreReader
     progress: StudyProgress
     data_dir: str | os.PathLike[str] | None = None
     jobs: int = 1
@@ -130,31 +132,18 @@ class StagePlayer:
         if self.stages and not self.stages[-1].ended:
             return self.stages[-1]
         ladder, before = self.candidates.ladder, self.stages[-1] if self.stages else None
-        played, number = (0, 0) if before is None else (before.rounds, before.number)
+        played, number = (0, 0) if before is None else (before.rounds, before.number + 1)
         staying = tuple(run.name for run in self.candidates.plan.runs) if before is None else before.staying
-        if before is not None and played < before.rung:
-            rung: int | None = before.rung
-        else:
-            number += before is not None
-            last = self._last_round(number, played)
-            rung = ladder.next_rung(number, played, last)
-        if rung is None or self._nobody_improves():
+        last = self._last_round(number, played)
+        rung = ladder.next_rung(number, played, last)
+        if rung is None or (before is not None and not before.improved):
             self.progress.rounds_to_come = 0
             return None
-        half = rung if before is not None and before.number == number else ladder.halfway(played, rung)
-        later = ladder.cost(number + 1, rung, self._last_round(number, played)) if number < len(ladder.counts) else 0
-        self.progress.rounds_to_come = later + len(staying) * (rung - half)
-        stage = Stage(number, rung, half, staying)
+        self.progress.rounds_to_come = ladder.cost(number + 1, rung, last)
+        stage = Stage(number, rung, staying)
         self.stages.append(stage)
         self._write()
         return stage
-
-    def _nobody_improves(self) -> bool:
-        """Say whether the last two parts, about three times the rounds, were better than what was before for nobody."""
-        if len(self.stages) < _PATIENCE + 2:
-            return False
-        since = self.stages[-1 - _PATIENCE].rounds
-        return all(each.round <= since for each in self.stages[-1].ranking)
 
     def _last_round(self, number: int, played: int) -> int:
         if self.budget.minutes is None:
@@ -185,36 +174,36 @@ class StagePlayer:
             self.stages[-1] = replace(stage, seconds=spent + time.monotonic() - began)
             self._write()
         lost = tuple(name for name in stage.runs if name in diverged)
-        scores = self.read(name for name in stage.runs if name not in lost)
+        scores = self.reader.read(name for name in stage.runs if name not in lost)
         self.stages[-1] = self._ended(self.stages[-1], scores, lost)
         self._write()
-
-    def read(self, names: Iterable[str]) -> ValidationScores:
-        return read_scores({name: Result(self.folder / RUNS / name) for name in names})
 
     def _ended(self, stage: Stage, scores: ValidationScores, diverged: tuple[str, ...]) -> Stage:
         ranking = scores.ranking()
         alone = {run.name for run in self.candidates.plan.runs if is_alone(run)}
-        sides = {"training alone": alone, "what federates": {run.name for run in self.candidates.plan.runs} - alone}
+        federated = {run.name for run in self.candidates.plan.runs} - alone
+        sides = {"training alone": alone, "what federates": federated}
         for words, side in sides.items():
             if not any(each.run in side for each in ranking):
                 raise ConfigError(
                     f"{words} became NaN or infinite with all settings that were left, and there is nothing to compare "
                     "with: begin anew with lower learning rates (--tune lr=0.001,0.01)"
                 )
-        number, ladder = stage.number, self.candidates.ladder
-        at_its_end = stage.rounds == stage.rung and number + 1 < len(ladder.counts)
-        following = ladder.counts[number + 1] if at_its_end else None
-        entries = [Placed(each.run, self.candidates.run(each.run).method) for each in ranking]
         staying = tuple(each.run for each in ranking)
-        if following is not None:
-            rivals = [entry for entry in entries if entry.run not in alone]
+        ladder, following = self.candidates.ladder, stage.number + 1
+        if following < len(ladder.counts):
             # To the end go the best of different methods: two learning rates of one say little about methods.
-            of_each = ladder.of_each if number == 0 else 1 if following is ladder.counts[-1] else 0
-            federated = cut(rivals, following.federated, of_each)
-            by_itself = cut([entry for entry in entries if entry.run in alone], following.alone)
-            staying = tuple(each.run for each in ranking if each.run in {*federated, *by_itself})
-        return replace(stage, ranking=tuple(ranking), diverged=diverged, staying=staying, ended=True)
+            of_each = ladder.of_each if stage.number == 0 else 1 if following + 1 == len(ladder.counts) else 0
+            kept = {
+                *cut(self._placed(scores, federated), ladder.counts[following].federated, of_each),
+                *cut(self._placed(scores, alone), ladder.counts[following].alone),
+            }
+            staying = tuple(run for run in staying if run in kept)
+        improved = stage.number < _ALWAYS or scores.improved(self.stages[-2].rounds)
+        return replace(stage, ranking=tuple(ranking), diverged=diverged, staying=staying, improved=improved, ended=True)
+
+    def _placed(self, scores: ValidationScores, runs: set[str]) -> list[Placed]:
+        return [Placed(each.run, self.candidates.run(each.run).method) for each in scores.ranking(runs)]
 
     def _write(self) -> None:
         write_json(self.folder / STAGES, {"stages": [asdict(stage) for stage in self.stages]})

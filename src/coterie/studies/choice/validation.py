@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,8 @@ Split = Literal["validation", "test"]
 MODELS = ("personal", "global")
 """The models of a run that compete."""
 
+_BEYOND_CHANCE = 2.0  # standard errors
+_ROUNDING = 1e-12  # means of counts that are closer than this are equal but for rounding
 _BY_ANSWERS = "accuracy"  # the metric that is a mean of right answers, of which each is known
 
 
@@ -77,78 +80,160 @@ class ValidationScores:
     sign: float
 
     def best(self, runs: set[str]) -> Contender | None:
-        """Give the contender that the best of some runs stands by."""
-        return next((each for each in self.ranking() if each.run in runs), None)
+        """Give what the best of some runs stands by."""
+        return next(iter(self.ranking(runs)), None)
 
-    def settled(self, best: Contender) -> Contender:
-        r"""Give the contender that a run stands by: its best, or the latest after more rounds that is as good.
+    def ranking(self, runs: set[str] | None = None, until: int | None = None) -> list[Contender]:
+        """Give what every run stands by, the best first; only some runs, and only rounds until one, if they are given.
 
-        Rounds are many and samples few, so the best of them is often so by luck. As good is what is behind by no more
-        than one :math:`\sqrt{\sum_i w_i^2 d_i^2}`, where :math:`d_i` are the differences of the two on the same units.
+        Samples are few, so the best score is often the best by luck. A run stands by its best, or by more rounds that
+        are as good: these are how it is compared with others, which have played as many. First of all runs is, of those
+        that are as good as the one with the best score, the one with the least loss, which also counts how sure answers
+        were and so depends less on luck; then the same of those that are left.
         """
-        _, place, counts = np.unique(self.strata, return_inverse=True, return_counts=True)
-        weights = 1.0 / (len(counts) * counts[place])
-        own = self.units[:, self.place(best)]
-        for each in sorted(self.contenders, key=lambda other: -other.round):
-            if (each.run, each.model) == (best.run, best.model) and each.round > best.round:
-                behind = own - self.units[:, self.place(each)]
-                if weights @ behind <= np.sqrt(weights**2 @ behind**2) + 1e-12:
-                    return each
-        return best
+        own: dict[str, list[Contender]] = {}
+        for each in self.contenders:
+            if (runs is None or each.run in runs) and (until is None or each.round <= until):
+                own.setdefault(each.run, []).append(each)
+        left = [self.settled(models) for models in own.values()]
+        found: list[Contender] = []
+        while left:
+            best = self._highest(left)
+            found.append(min((each for each in left if self.as_good(each, best)), key=lambda each: each.loss))
+            left.remove(found[-1])
+        return found
 
-    def place(self, contender: Contender) -> int:
-        return self.contenders.index(contender)
+    def settled(self, models: Sequence[Contender]) -> Contender:
+        """Give the contender that a run stands by: its best, or the same model after more rounds that is as good."""
+        best = self._highest(models)
+        own = (each for each in models if each.model == best.model and each.round >= best.round)
+        return max((each for each in own if self.as_good(each, best)), key=lambda each: each.round)
 
-    def ranking(self) -> list[Contender]:
-        """Give what every run stands by, the best first."""
-        return list(self._ranking)
+    def as_good(self, contender: Contender, best: Contender) -> bool:
+        r"""Say whether a contender is behind by no more than :math:`\sqrt{\sum_i w_i^2 d_i^2}`, one standard error.
+
+        :math:`d_i` are the differences of the two on the same units, and :math:`w_i` is what a unit counts.
+        """
+        ahead = self._ahead(contender, best)
+        return bool(self._weights @ ahead >= -self._spread(ahead) - _ROUNDING)
+
+    def improved(self, since: int) -> bool:
+        """Say whether any run stands better than it stood after a round, by two standard errors."""
+        then = {each.run: each for each in self.ranking(until=since)}
+        now = [each for each in self.ranking() if each.run in then]
+        ahead = [self._ahead(each, then[each.run]) for each in now]
+        return any(self._weights @ each > _BEYOND_CHANCE * self._spread(each) + _ROUNDING for each in ahead)
+
+    def _highest(self, contenders: Sequence[Contender]) -> Contender:
+        return max(contenders, key=lambda each: (self.sign * each.score, -each.loss))
+
+    def _spread(self, ahead: NDArray[np.float64]) -> float:
+        return float(np.sqrt(self._weights**2 @ ahead**2))
+
+    def _ahead(self, contender: Contender, other: Contender) -> NDArray[np.float64]:
+        return self.units[:, self.place(contender)] - self.units[:, self.place(other)]
 
     @cached_property
-    def _ranking(self) -> list[Contender]:
-        found: dict[str, Contender] = {}
-        for each in self._in_order(self.contenders):
-            if each.run not in found:
-                found[each.run] = self.settled(each)
-        return self._in_order(found.values())
+    def _weights(self) -> NDArray[np.float64]:
+        """What each unit counts in a mean over clients of their own means."""
+        _, place, counts = np.unique(self.strata, return_inverse=True, return_counts=True)
+        return np.asarray(1.0 / (len(counts) * counts[place]), dtype=np.float64)
 
-    def _in_order(self, contenders: Iterable[Contender]) -> list[Contender]:
-        """Put the best first; of equals the one with the lower loss, then the one planned first."""
-        return sorted(contenders, key=lambda each: (-round(self.sign * each.score, 12), each.loss))
+    def place(self, contender: Contender) -> int:
+        return self._places[contender]
+
+    @cached_property
+    def _places(self) -> dict[Contender, int]:
+        return {each: number for number, each in enumerate(self.contenders)}
+
+
+@dataclass
+class ScoreReader:
+    """Reads what finished runs gave on validation samples, wherever a stage ended; nothing else is looked at.
+
+    Parameters
+    ----------
+    folder
+        The folder of all runs.
+    """
+
+    folder: Path
+    _read: dict[str, _ReadRun] = field(default_factory=dict)
+
+    def read(self, names: Iterable[str]) -> ValidationScores:
+        """Read what some runs gave; of one that was read before, what is new."""
+        found = {}
+        for name in names:
+            result = Result(self.folder / name)
+            before = self._read.get(name)
+            if before is None or before.rounds != int(result.summary["rounds"]):
+                self._read[name] = _read_run(name, result, {} if before is None else before.columns)
+            found[name] = self._read[name]
+        return _scores(found)
 
 
 def read_scores(results: Mapping[str, Result]) -> ValidationScores:
     """Read what finished runs gave on validation samples, wherever a stage ended; nothing else is looked at."""
-    if not results:
+    return _scores({name: _read_run(name, result, {}) for name, result in results.items()})
+
+
+class _Key(NamedTuple):
+    run: str
+    round: int
+    model: str
+
+
+@dataclass(frozen=True)
+class _ReadRun:
+    """What a run gave after each round on validation samples: the mean loss, and a value for each unit."""
+
+    path: Path
+    rounds: int
+    metric: str
+    sign: float
+    by_samples: bool
+    columns: dict[_Key, tuple[float, pd.Series[float]]]
+
+
+def _read_run(name: str, result: Result, known: Mapping[_Key, tuple[float, pd.Series[float]]]) -> _ReadRun:
+    summary, frame = result.summary, result.metrics
+    by_samples = summary["metric"] == _BY_ANSWERS and result.answers is not None
+    on_validation = frame[(frame["split"] == "validation") & (frame["metric"] == "loss")]
+    losses = on_validation.groupby(["round", "model"], observed=True, sort=False)["value"].mean()
+    columns = {}
+    for round_number in sorted({int(each) for each, _ in losses.index}):
+        for model in MODELS:
+            key = _Key(name, round_number, model)
+            if key in known:
+                columns[key] = known[key]
+            elif (round_number, model) in losses.index:
+                units = read_units(result, round_number, model, "validation", by_samples)
+                columns[key] = float(losses[round_number, model]), units
+    sign = 1.0 if summary["higher_is_better"] else -1.0
+    return _ReadRun(result.path, int(summary["rounds"]), str(summary["metric"]), sign, by_samples, columns)
+
+
+def _scores(runs: Mapping[str, _ReadRun]) -> ValidationScores:
+    if not runs:
         raise ConfigError("every candidate became NaN or infinite: begin anew with lower learning rates (--tune lr=…)")
-    first = next(iter(results.values()))
-    metric, sign = str(first.summary["metric"]), 1.0 if first.summary["higher_is_better"] else -1.0
-    columns: list[pd.Series[float]] = []
-    kept: list[tuple[str, int, str]] = []
-    losses: list[float] = []
-    by_samples = metric == _BY_ANSWERS and first.answers is not None
-    for name, result in results.items():
-        frame = result.metrics
-        on_validation = frame[(frame["split"] == "validation") & (frame["metric"] == "loss")]
-        for round_number in sorted({int(each) for each in on_validation["round"]}):
-            for model in MODELS:
-                own = on_validation[(on_validation["round"] == round_number) & (on_validation["model"] == model)]
-                if not own.empty:
-                    kept.append((name, round_number, model))
-                    losses.append(float(own["value"].mean()))
-                    columns.append(read_units(result, round_number, model, "validation", by_samples))
-    if not columns:
+    first = next(iter(runs.values()))
+    found = {key: column for run in runs.values() for key, column in run.columns.items()}
+    if not found:
         raise ConfigError(
             f"the run in {first.path} has no validation samples to choose by: hold more out (--validation), or leave "
             "clients with few samples out"
         )
+    columns = [column for _, column in found.values()]
     index = columns[0].index
     if any(not column.index.equals(index) for column in columns):
         raise ConfigError("the candidates were measured on different validation samples: begin anew in another folder")
     units = np.column_stack([column.to_numpy(dtype=np.float64) for column in columns]).astype(np.float64)
-    strata = index.to_numpy(dtype=np.int64) if by_samples else np.zeros(len(index), dtype=np.int64)
-    means = sign * stratified_mean(units, strata)
-    contenders = tuple(Contender(*who, float(mean), loss) for who, mean, loss in zip(kept, means, losses, strict=True))
-    return ValidationScores(contenders, units, strata, by_samples, metric, sign)
+    strata = index.to_numpy(dtype=np.int64) if first.by_samples else np.zeros(len(index), dtype=np.int64)
+    means = first.sign * stratified_mean(units, strata)
+    contenders = tuple(
+        Contender(*key, float(mean), loss) for (key, (loss, _)), mean in zip(found.items(), means, strict=True)
+    )
+    return ValidationScores(contenders, units, strata, first.by_samples, first.metric, first.sign)
 
 
 def read_units(result: Result, round_number: int, model: str, split: Split, by_samples: bool) -> pd.Series[float]:

@@ -55,8 +55,8 @@ def findings(decision: Decision) -> list[str]:
     what = "validation samples" if decision.by_samples else "clients"
     method = best.title.partition(",")[0]
     lines += [
-        f"How sure the method is: {method} stays first of all that federate in {_percent(decision.sure)} of the draws "
-        f"of other {what}.",
+        f"How sure the method is: {method} has the best score of all that federate in {_percent(decision.sure)} of the "
+        f"draws of other {what}.",
         f"Chance would give the best of so many candidates such a gain on validation samples in "
         f"{_percent(decision.validation_pvalue)} of the cases, and this one such a gain on test samples in "
         f"{_percent(decision.test_pvalue)}; validation samples alone could not have told less than "

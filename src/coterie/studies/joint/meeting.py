@@ -3,12 +3,14 @@
 A run goes on until it asks the engine for something, or ends. When all have, what they ask alike is computed in one
 call, and they go on, one after the other. So whatever a run does is done in an order that does not depend on chance,
 and no two runs are ever at work at the same time, but for what each writes to its own folder.
+
+On a GPU they do so in two parties. While the device computes what the one has asked for, the runs of the other take up
+what they were answered, and come to ask again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import threading
@@ -36,12 +38,15 @@ from coterie.compute.joint import (
 )
 from coterie.data.shelf import DatasetShelf
 from coterie.errors import Interrupted
+from coterie.rows.host_copies import LateRead
 from coterie.simulation.measurement import Measured, Measurement, Targets, measured, targets_end_to_end
 from coterie.simulation.processes import OneProcess
 from coterie.studies.joint.seat import FiniteAsk, MeasureAsk, Seat, WriteAsk
 
 _PENS = max(2, min(8, os.cpu_count() or 1))  # runs that write at a time: more would only wait for the interpreter
 _TARGETS = 16  # sets of runs whose targets are kept end to end
+_PARTIES = 2
+_FEWEST = 4  # runs of a party: fewer would leave too little to be computed at once
 
 
 class Meeting:
@@ -84,17 +89,40 @@ class Meeting:
         if not self._engines:
             self._meet()
         told: set[Seat] = set()
+        parties = [self._rounds_of(seats) for seats in self._parties()]
+        while parties:
+            party = parties.pop(0)
+            for waits in party:
+                yield from self._newly_ended(told)
+                if waits:
+                    parties.append(party)
+                    break
+        yield from self._newly_ended(told)
+
+    def _newly_ended(self, told: set[Seat]) -> Iterator[Seat]:
+        for seat in self._seats:
+            if seat.ended and seat not in told:
+                told.add(seat)
+                yield seat
+
+    def _parties(self) -> list[list[Seat]]:
+        """Divide the runs among those that take turns at a GPU."""
+        first = next((seat.engine for seat in self._seats if seat.engine is not None), None)
+        on_gpu = self.as_on_a_gpu or (first is not None and first.device.type == "cuda")
+        count = max(1, min(_PARTIES, len(self._seats) // _FEWEST)) if on_gpu else 1
+        return [self._seats[number::count] for number in range(count)]
+
+    def _rounds_of(self, seats: Sequence[Seat]) -> Iterator[bool]:
+        """Let the runs of a party go on to their ends, step by step; say before each whether it must be waited for."""
         while True:
-            for seat in self._seats:
-                if seat.ended and seat not in told:
-                    told.add(seat)
-                    yield seat
-            waiting = [seat for seat in self._seats if seat.ask is not None]
+            waiting = [seat for seat in seats if seat.ask is not None]
             if not waiting:
                 return
             first = min(map(_stage, waiting))
             turn = [seat for seat in waiting if _stage(seat) == first]
-            self._answer(turn)
+            reading = _LateAnswers(turn) if isinstance(turn[0].ask, FiniteAsk) else None
+            yield reading is not None or isinstance(turn[0].ask, WriteAsk)
+            self._answer(turn, reading)
             for seat in turn:
                 self._go_on(seat)
 
@@ -131,7 +159,7 @@ class Meeting:
                 engine = JointEngine(list(joined.values()))
                 self._engines |= {seat: (engine, place) for place, seat in enumerate(joined)}
 
-    def _answer(self, seats: Sequence[Seat]) -> None:
+    def _answer(self, seats: Sequence[Seat], reading: _LateAnswers | None) -> None:
         writing = [(seat, seat.ask) for seat in seats if isinstance(seat.ask, WriteAsk)]
         for seat, ask in writing:  # whatever the user wishes: what is being written is written to its end
             ask.done.wait()
@@ -142,6 +170,9 @@ class Meeting:
         if self.stopped_by is not None and (self._at_once or _in_round(seats[0])):
             for seat in seats:
                 seat.refuse(KeyboardInterrupt())
+            return
+        if reading is not None:
+            reading.give()
             return
         for alike in _grouped(seats, self._engines):
             try:
@@ -185,9 +216,6 @@ class Meeting:
         wanted = [ask.wanted for ask in asks if isinstance(ask, MeasureAsk)]
         if wanted:
             return list(self._measured(seats, wanted))
-        sums = [ask.sums for ask in asks if isinstance(ask, FiniteAsk)]
-        if sums:
-            return _finite(sums)
         places = [self._engines[seat][1] for seat in seats]
         tasks = [replace(ask, run=at) for ask, at in zip(asks, places, strict=True) if isinstance(ask, TaskAsk)]
         with torch.no_grad():
@@ -257,16 +285,47 @@ def _grouped(seats: Sequence[Seat], engines: dict[Seat, tuple[JointEngine, int]]
             key = id(engines[seat][0]), signature(seat.ask.task)
         elif seat in engines and isinstance(seat.ask, MeasureAsk):
             key = id(engines[seat][0]), seat.ask.wanted.alike
-        elif seat in engines and isinstance(seat.ask, FiniteAsk):
-            key = id(engines[seat][0]), FiniteAsk
         found.setdefault(key, []).append(seat)
     return list(found.values())
 
 
-def _finite(sums: Sequence[Tensor]) -> list[bool]:
-    found = torch.cat(list(sums)).isfinite().tolist()  # all that is read from the device in a round
-    ends = list(itertools.accumulate(map(len, sums)))
-    return [all(found[end - len(mine) : end]) for mine, end in zip(sums, ends, strict=True)]
+class _LateAnswers:
+    """Answers to runs that ask what is finite: all that is read from a device in a round.
+
+    What fails here fails for all of them.
+    """
+
+    def __init__(self, seats: Sequence[Seat]) -> None:
+        began = time.perf_counter()
+        self._asks = [(seat, seat.ask) for seat in seats if isinstance(seat.ask, FiniteAsk)]
+        distinct = {id(one): one for _, ask in self._asks for one in ask.others}
+        self._others = [(one, total) for one in distinct.values() if (total := one.total) is not None]
+        self._found: LateRead | Exception
+        try:
+            totals = [total.reshape(1) for _, total in self._others]
+            self._found = LateRead(torch.cat([*(ask.sums for _, ask in self._asks), *totals]).isfinite())
+        except Exception as error:
+            self._found = error
+        self._seconds = time.perf_counter() - began
+
+    def give(self) -> None:
+        """Wait for the device, and answer."""
+        began = time.perf_counter()
+        try:
+            if isinstance(self._found, Exception):
+                raise self._found
+            found = self._found.values()
+        except Exception as error:
+            for seat, _ in self._asks:
+                seat.refuse(error)
+            return
+        *answers, others = found.split([*(len(ask.sums) for _, ask in self._asks), len(self._others)])
+        for (one, _), known in zip(self._others, others.tolist(), strict=True):
+            one.settle(known)
+        seconds = (self._seconds + time.perf_counter() - began) / len(self._asks)
+        for (seat, _), answer in zip(self._asks, answers, strict=True):
+            seat.seconds += seconds
+            seat.answer(bool(answer.all()))
 
 
 def _alone(seat: Seat) -> Any:
@@ -275,8 +334,6 @@ def _alone(seat: Seat) -> Any:
     if isinstance(ask, TaskAsk):
         with torch.no_grad():
             return TaskAnswer(*engine.run(ask.task, ask.clients, ask.state, ask.message, ask.call))
-    if isinstance(ask, FiniteAsk):
-        return _finite([ask.sums])[0]
     if isinstance(ask, MeasureAsk):
         return measured(engine, [ask.wanted], [ask.wanted.outputs(engine)])[0]
     assert isinstance(ask, PredictAsk)

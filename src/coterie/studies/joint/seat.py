@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coterie.compute.batched import BatchedEngine
 from coterie.compute.engine import Engine
+from coterie.compute.finiteness import Finiteness
 from coterie.compute.joint import GuestEngine, PredictAsk, TaskAsk
 from coterie.compute.samples import Samples
 from coterie.data import Dataset
@@ -42,10 +43,11 @@ class MeasureAsk:
 
 @dataclass(frozen=True)
 class FiniteAsk:
-    """Sums that a run wants to know to be finite, of a round with some clients."""
+    """Sums that a run wants to know to be finite, of a round with some clients, and what else is to be looked at."""
 
     sums: Tensor
     clients: Tensor
+    others: tuple[Finiteness, ...] = ()
 
 
 class WriteAsk:
@@ -89,8 +91,8 @@ class Seat:
         What it ended with, ``None`` if all is well.
     seconds
         How long the run itself was at work, with its share of what was computed together.
-    engine
-        The engine that it would have alone.
+    engine, guest
+        The engine that it would have alone, and what it has in its place.
     state_bytes
         Bytes of its clients' states.
     """
@@ -101,6 +103,7 @@ class Seat:
         self.error: BaseException | None = None
         self.seconds = 0.0
         self.engine: BatchedEngine | None = None
+        self.guest: GuestEngine | None = None
         self.state_bytes = 0
         self._meeting, self._body = meeting, body
         self._answer: Any = None
@@ -180,7 +183,7 @@ class Seat:
             self.error = error
         finally:
             self.ended = True
-            self.engine = None
+            self.engine = self.guest = None
             self._back.release()
 
 
@@ -210,8 +213,8 @@ class SeatedProcess(OneProcess):
         """Let the run ask the meeting instead of its own engine."""
         if not isinstance(engine, BatchedEngine):
             return engine
-        self._seat.engine = engine
-        return GuestEngine(engine, self._seat.wait_for)
+        self._seat.engine, self._seat.guest = engine, GuestEngine(engine, self._seat.wait_for)
+        return self._seat.guest
 
     def connect(self, local: Exchange) -> Exchange:
         """Look how large the clients' states are."""
@@ -229,10 +232,12 @@ class SeatedProcess(OneProcess):
 
     def are_finite(self, values: Sequence[Tensor], clients: Tensor) -> bool:
         """Say whether numbers have finite sums: a GPU is asked once for all runs, when it has all it has to do."""
-        if not values or (values[0].device.type == "cpu" and not self._meeting.as_on_a_gpu):
+        guest = self._seat.guest
+        if guest is None or (guest.device.type == "cpu" and not self._meeting.as_on_a_gpu):
             return super().are_finite(values, clients)
-        sums = torch.stack([value.sum().double() for value in values])
-        found: bool = self._seat.wait_for(FiniteAsk(sums, clients))
+        sums = [value.sum().double() for value in values]
+        whole = torch.stack(sums) if sums else torch.zeros(0, dtype=torch.float64, device=guest.device)
+        found: bool = self._seat.wait_for(FiniteAsk(whole, clients, tuple(guest.unsettled)))
         return found
 
     def beside(self, work: Callable[[], None]) -> None:
