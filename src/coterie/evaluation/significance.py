@@ -200,10 +200,10 @@ def mcnemar(gained: ArrayLike, lost: ArrayLike) -> NDArray[np.float64]:
     >>> mcnemar([5, 1], [0, 1]).tolist()
     [0.0625, 1.0]
     """
-    from scipy import stats
+    from scipy.special import bdtr  # scipy.stats takes four times as long to import
 
     one, other = np.asarray(gained, dtype=np.int64), np.asarray(lost, dtype=np.int64)
-    tail = np.asarray(stats.binom.cdf(np.minimum(one, other), one + other, 0.5), dtype=np.float64)
+    tail = np.asarray(bdtr(np.minimum(one, other).astype(np.float64), one + other, 0.5), dtype=np.float64)
     return np.minimum(1.0, 2.0 * tail)
 
 
