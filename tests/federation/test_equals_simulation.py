@@ -11,10 +11,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from coterie.config import from_mapping
 from coterie.federation.plan import Plan
 from coterie.federation.server import serve
 from coterie.federation.wire import unpack
-from tests.federation.grid import compare, make_federation, metrics_of, node_rows, simulated, states
+from coterie.runs.builder import assemble
+from coterie.simulation.simulation import Simulation
+from tests.federation.grid import combined, compare, make_federation, metrics_of, node_rows, simulated, states
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,28 @@ def test_a_node_that_joins_late_begins_at_the_mean_of_the_others(tmp_path: Path,
     models = [value for tensors in messages for name, value in tensors.items() if name.endswith("/w")]
     # The others replied in the same round, so that both are as fresh.
     torch.testing.assert_close(models[0].flatten(), before["w"][:2].double().mean(0).float(), rtol=0, atol=1e-6)
+
+
+def test_a_node_that_joins_late_gets_the_model_of_a_newcomer(tmp_path: Path) -> None:
+    """In its first round, the third, it trains as a client does that a simulation held out of the first two.
+
+    With all samples in each step, so that it does not matter in which order they are drawn; and without the quantile,
+    which the server of a federation takes over pairs with everybody in the roster.
+    """
+    settings = {"p": 0.0, "newcomers": "mean", "local_epochs": 2, "batch_size": 0}
+    local = make_federation(tmp_path, dtype="float64")
+    late = list(local.grid.nodes_)[2]
+    local.grid.away = lambda done: {late} if done < 3 else set()
+    plan = Plan(algorithm="fedacs", settings=settings | {"returning": "mixture"}, rounds=3, minimum=2, wait=0)
+    serve(local.agreement, local.grid, plan, tmp_path / "run")
+    config = from_mapping({"algorithm": "fedacs", "settings": settings, **combined(local, tmp_path / "simulation")})
+    whole = assemble(config).simulation
+    simulation = Simulation(whole.algorithm, whole.engine, members=torch.tensor([0, 1]))
+    for number in (1, 2):
+        simulation.play_round(torch.tensor([0, 1]), number)
+    expected = simulation.adapt(torch.tensor([2]), 2, 1)["w"]
+    assert (expected - whole.engine.problem.start).abs().max() > 0.01
+    torch.testing.assert_close(node_rows(local, 2, tmp_path / "run")["w"], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("weights", ["balanced", {"0": 5.0, "7": 0.5}])

@@ -128,9 +128,9 @@ class NodeCalls:
     def reply(self, node_id: int, reply: Message) -> None:
         """Send a reply with all that it consists of."""
         node, run = Node(node_id=node_id), reply.metadata.run_id
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        with no_object_id_recompute():
+        with no_object_id_recompute():  # each of them costs a copy of what it is the id of
             tree = get_object_tree(reply)
+            reply.metadata.__dict__["_message_id"] = tree.object_id
             head = message_to_proto(remove_content_from_message(reply))
             request = PushMessagesRequest(node=node, messages_list=[head], message_object_trees=[tree])
             answer = persist(lambda: self._client.PushMessages(request))
