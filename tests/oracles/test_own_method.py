@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from coterie.errors import ConfigError
 from coterie.randomness import stream, torch_stream
 from coterie.simulation.simulation import Simulation
 from coterie.studies.comparison import compare, load_results, make_plan
+from coterie.studies.leaderboard.protocol import load
 from tests import small_runs
 from tests.support import classification, everyone, play, samples_of, simulate, small_model
 
@@ -298,3 +300,33 @@ def test_what_cannot_work_is_refused() -> None:
     for wrong in ({"tau": -1}, {"smoothing": 0}, {"server_momentum": 1}, {"averaging": 1}, {"adaptation": -0.1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             registry.make(METHOD, wrong)
+
+
+def parts_program() -> Any:
+    place = importlib.util.spec_from_file_location("own_method_parts", Path(METHOD).with_name("own_method_parts.py"))
+    assert place is not None and place.loader is not None
+    program = importlib.util.module_from_spec(place)
+    place.loader.exec_module(program)
+    return program
+
+
+def test_it_is_tuned_over_as_many_candidates_whatever_is_left_out() -> None:
+    program = parts_program()
+    protocol = load()
+    assert not set(program.SEEDS) & set(protocol.seeds)  # it was made without the leaderboard's clients
+    for part, fixed in program.PARTS.items():
+        tune = program.TUNED if "adaptation" not in fixed else {"lr": protocol.rates}
+        rules = protocol.with_method(METHOD, tune, fixed)  # refuses another number of candidates than all have
+        plan = rules.plan(rules.setting("fmnist-dir0.1-all"), METHOD, {"seeds": [7]})
+        assert len(plan.runs) == protocol.candidates, part
+
+
+def test_the_table_of_parts_has_what_was_measured() -> None:
+    program = parts_program()
+    rows = [
+        {"part": "whole", "setting": "a", "validation": 0.5, "test": 0.25},
+        {"part": "whole", "setting": "b", "validation": 0.75, "test": 1.0},
+        {"part": "less", "setting": "b", "validation": 0.125, "test": 0.0625},
+    ]
+    wanted = "| | a | b |\n|---|---:|---:|\n| whole | 50.0 / 25.0 | 75.0 / 100.0 |\n| less | – | 12.5 / 6.2 |"
+    assert program.table(rows) == wanted

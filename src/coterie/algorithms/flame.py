@@ -284,6 +284,25 @@ class FLAME(AlternatingDirections):
         task = "join" if self.newcomers == "averaged" else "train"
         return self.begun(server, cohort, torch.ones_like(cohort.clients, dtype=torch.bool), task)
 
+    @property
+    def settles(self) -> bool:
+        """Whether newcomers begin elsewhere than clients before the first round."""
+        return self.newcomers != "initial"
+
+    def admit(self, server: State, welcomed: State, clients: Tensor) -> State:
+        """Let the newcomers' messages count in the mean."""
+        sent = take_rows(welcomed["u"], clients)
+        kept = total(take_rows(server["u"], clients), server["counted"][clients])
+        new = {
+            "u": put_rows(server["u"], clients, sent),
+            "sum": server["sum"] + sent.sum(0, dtype=torch.float64) - kept,
+            "counted": server["counted"].index_fill(0, clients, True),
+        }
+        heard = (
+            {HEARD: put_rows(server[HEARD], clients, take_rows(welcomed[HEARD], clients))} if HEARD in server else {}
+        )
+        return server | new | heard
+
     def begun(self, server: State, cohort: Cohort, anew: Tensor, task: str = "train") -> Round:
         """Play a round in which some clients begin anew."""
         w = self.mean(server)
