@@ -7,7 +7,7 @@ import hashlib
 import math
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,11 @@ class Node:
         Whether to begin anew where the state that the server counts on is not there.
     means
         What it computes with, and what it lets itself be asked.
+
+    Attributes
+    ----------
+    while_computing
+        Entered while a task runs: a process that is a node and nothing else may treat its memory differently then.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Node:
         self.agreement, self.client, self.folder = agreement, client, folder
         self.means = means or Means()
         check_code(agreement, self.means)
+        self.while_computing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._dataset, self._lost_is_fine = dataset, lost_is_fine
         self._residents = Residents(agreement, client, self.means, folder)
         self._populations: dict[bool, Population] = {}  # of methods that federate, and of others
@@ -196,7 +202,7 @@ class Node:
         engine = resident.simulation.engine
         timed = Timed(resident.simulation.tasks[task], self.means.max_seconds)
         one = torch.tensor([self.client], device=engine.device)
-        with engine.rounding():
+        with engine.rounding(), self.while_computing():
             changes, reply = engine.run(timed, one, _moved(before, engine.device), _moved(rows, engine.device), call)
         after = before | {name: value.to(before[name].device, before[name].dtype) for name, value in changes.items()}
         reply = _moved(reply, torch.device("cpu"))
