@@ -138,6 +138,28 @@ def test_the_terminal_emphasises_and_takes_no_text_for_a_command() -> None:
     assert TABLE.text(80).splitlines()[0].strip() == "test accuracy, 50% of [clients]"
 
 
+NAMES = ("Local", "FedAvg-FT", "Per-FedAvg")
+VERSUS = ("helped vs Local", "harmed vs Local", "worst vs Local", "helped vs FedAvg-FT", "harmed vs FedAvg-FT")
+
+
+@pytest.mark.parametrize(("cell", "count"), [("0.8222*", 7), ("0.5606 ± 0.0052***", 4), ("0.5606 ± 0.0052***", 7)])
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_headings_are_broken_before_labels_and_cells(cell: str, count: int, width: int) -> None:
+    headings = ("personal", "global", *VERSUS)[:count]
+    rows = tuple(Row((Cell(name), *(Cell(cell if k < 2 else "0") for k in range(count)))) for name in NAMES)
+    text = printed(Table((*words("method"), *numbers(*headings)), rows), width)
+    assert all(len(line) <= width for line in text.splitlines()) and text.count(cell) == 2 * len(NAMES)
+    tables = text.count("─ \n")
+    assert [line.split()[0] for line in text.splitlines() if line.strip().startswith(NAMES)] == list(NAMES) * tables
+    for word in " ".join(headings).split():
+        assert word in text
+
+
+def test_a_label_that_has_no_room_is_broken() -> None:
+    text = printed(Table((*words("method"), *numbers("personal")), (Row((Cell("x" * 60), Cell("0.5"))),)), 40)
+    assert all(len(line) <= 40 for line in text.splitlines()) and text.count("x") == 60
+
+
 @pytest.mark.parametrize(("width", "tables"), [(40, 4), (80, 2), (160, 1)])
 def test_a_wide_table_is_cut_between_columns_and_never_within_a_number(width: int, tables: int) -> None:
     headers = [f"number {k}" for k in range(7)]

@@ -51,22 +51,6 @@ def resnet18(**options):
     return ResNet(**options)
 """
 
-PARTED = """
-from torch import nn
-from {where} import resnet18
-
-
-class Parted(nn.Module):
-    def __init__(self, outputs):
-        super().__init__()
-        *body, self.head = resnet18(num_classes=outputs).children()
-        self.body, self.split = nn.Sequential(*body, nn.Flatten()), 6
-
-    def forward(self, x):
-        return self.head(self.body(x))
-"""
-"""The same layers for methods that must know which is head and which is body."""
-
 
 def torchvision() -> ModuleType | None:
     """Import it, if it is installed.

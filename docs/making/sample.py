@@ -39,6 +39,7 @@ class Picture:
     variant: str
     title: str
     words: str
+    wide: bool = True
 
     @property
     def stem(self) -> str:
@@ -47,8 +48,12 @@ class Picture:
 
 GALLERY = (
     Picture("curves-accuracy", "", "Over rounds", "a metric of each model, with bands over seeds"),
-    Picture("who-gains-local", "FedACS", "Client by client", "who gains or loses by a method, beyond chance or not"),
-    Picture("weights", "", "Who listens to whom", "collaboration weights, with a slider over rounds in the report"),
+    Picture(
+        "who-gains-local", "FedACS", "Client by client", "who gains or loses by a method, beyond chance or not", False
+    ),
+    Picture(
+        "weights", "", "Who listens to whom", "collaboration weights, with a slider over rounds in the report", False
+    ),
     Picture("sorted-accuracy", "", "Every client", "from the worst served to the best, by each method"),
     Picture("reliability", "", "Calibration", "whether a probability of 80% is right in 80 of 100 cases"),
     Picture("shares", "", "Who holds what", "samples of each class at each client"),
@@ -143,7 +148,7 @@ def who_gains() -> str:
 def gallery() -> str:
     """Show what the library draws, in a grid."""
     cards = (
-        f'<figure markdown="span">\n{_both(each.stem, each.title)}\n'
+        f'<figure markdown="span"{" class=wide" if each.wide else ""}>\n{_both(each.stem, each.title)}\n'
         f"<figcaption><strong>{each.title}</strong>: {each.words}</figcaption>\n</figure>"
         for each in GALLERY
     )

@@ -284,13 +284,13 @@ class Table:
         if self.title:
             yield Text(self.title, style="italic")
         for block in self._blocks(options.max_width):
-            yield self._rich_table(block)
+            yield self._rich_table(block, options.max_width)
         for note in self.notes:
             yield Text(note, style="dim")
 
     def _blocks(self, width: int) -> list[list[int]]:
         """Share the columns out to tables that are no wider than the terminal, so that no number is broken."""
-        left = min(width // 2, sum(self._width(place) for place in range(self.labels)))
+        left = min(width // 2, self._width_of_labels())
         blocks: list[list[int]] = [[]]
         used = left
         for place in range(self.labels, len(self.columns)):
@@ -309,17 +309,38 @@ class Table:
         # With the two spaces between columns. A heading may be broken between words, a cell may not.
         return 2 + max(map(len, (*self.columns[place].heading.split(), *self._texts(place))), default=0)
 
-    def _rich_table(self, block: Sequence[int]) -> RichTable:
+    def _width_of_labels(self) -> int:
+        return sum(self._width(place) for place in range(self.labels))
+
+    def _widths(self, places: Sequence[int], width: int) -> dict[int, int]:
+        """Give the widths of columns whose cells must not be broken, in a table no wider than that.
+
+        Headings give way: rich would take from the widest columns, and break their cells.
+        """
+        labels_fit = self._width_of_labels() <= width // 2
+        kept = [
+            place for place in places if (place < self.labels and labels_fit) or self.columns[place].align != "left"
+        ]
+        least = {place: self._width(place) for place in places}
+        wide = {place: max(least[place], 2 + len(self.columns[place].heading)) for place in places}
+        for _ in range(sum(wide.values()) - width):
+            slack, place = max(((wide[place] - least[place], place) for place in kept), default=(0, 0))
+            if not slack:
+                break
+            wide[place] -= 1
+        return {place: wide[place] - 2 for place in kept}
+
+    def _rich_table(self, block: Sequence[int], width: int) -> RichTable:
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
 
         out = RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
         places = (*range(self.labels), *block)
+        widths = self._widths(places, width)
         for place in places:
             column = self.columns[place]
-            least = None if column.align == "left" else max(map(len, self._texts(place)), default=0)
-            out.add_column(Text(column.heading), justify=column.align, overflow="fold", min_width=least)
+            out.add_column(Text(column.heading), justify=column.align, overflow="fold", width=widths.get(place))
         for row in self.rows:
             cells = _cells(row)
             if row.muted and all(cells[place].text == ABSENT for place in block):

@@ -88,6 +88,11 @@ def test_more_clients_than_samples_are_refused_at_once() -> None:
         run(clients=36)
 
 
+def test_more_synthetic_clients_than_fit_are_refused_at_once() -> None:
+    with pytest.raises(DataError, match=r"^clients=1000000000000, samples=14 and .* are 448 TB, more than half of the"):
+        run(data="synthetic:clients=1000000000000,samples=14,features=6", clients=5)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedprox_ft"])
 def test_more_malicious_clients_than_an_aggregator_withstands(method: str, tmp_path: Path) -> None:
     # Of n clients, Krum needs n ≥ 2 f + 3, a trimmed mean n ≥ 2 f + 1.

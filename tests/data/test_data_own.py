@@ -59,8 +59,12 @@ def test_folder_refuses_what_is_no_image_by_class(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="one for each class"):
         data.load(f"folder:{tmp_path}")
     (tmp_path / "b").mkdir()
-    with pytest.raises(DataError, match=r"b holds no images"):
+    with pytest.raises(DataError, match=r"b holds no images$"):
         data.load(f"folder:{tmp_path}")
+    (tmp_path / "b" / "inside").mkdir()
+    with pytest.raises(DataError, match=r"b holds no images; of folders CLIENT/CLASS say client=outer"):
+        data.load(f"folder:{tmp_path}")
+    (tmp_path / "b" / "inside").rmdir()
     (tmp_path / "b" / "1.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"1\.png cannot be read"):
         data.load(f"folder:{tmp_path}")

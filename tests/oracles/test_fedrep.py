@@ -220,7 +220,7 @@ class Detour(nn.Module):
     ("module", "complaint"),
     [
         (Detour(), r"head\(body\(x\)\)"),
-        (linear_regression(FEATURES), "no part 'body'"),
+        (linear_regression(FEATURES), r"no part 'body' .* call the last layer head and the rest body"),
         (build("linear", (FEATURES,), 1), "has no parameters"),
     ],
     ids=["detour", "no-parts", "empty-body"],

@@ -28,14 +28,15 @@ from coterie.federation.server import serve
 from coterie.models.problem import Problem
 from coterie.rows import take_rows
 from tests.conformance_table import TABLE
+from tests.documents import only
 from tests.federation.grid import Local, LocalGrid, compare, make_agreement
 from tests.support import DEVICE, everyone, play, samples_of, simulate
-from tests.torchvision_models import PARTED, PLAIN, torchvision
+from tests.torchvision_models import PLAIN, torchvision
 
 ALL = bool(os.environ.get("COTERIE_ALL_METHODS"))
 NAMED = ("fedavg", "fedacs", "fedamp", "flame", "fedpg", "ditto", "apfl", "scaffold")
-PLAYED = sorted(TABLE, key=lambda name: name not in NAMED) if ALL else ["fedacs", "ditto"]
-FEDERATED = sorted(TABLE) if ALL else ["fedacs"]
+METHODS = sorted(TABLE, key=lambda name: name not in NAMED)
+PLAYED, FEDERATED = (METHODS, METHODS) if ALL else (["fedacs", "ditto"], ["fedacs"])
 IN_PARTS = ("fedrep", "fedrod", "splitgp")
 SIZES = (6, 8)
 SHORT = {"lr": 0.02, "batch_size": 4, "local_epochs": 1}
@@ -49,14 +50,15 @@ WHERE = "coterie_resnet" if torchvision() is None else "torchvision.models"
 def resnet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     (tmp_path / "coterie_resnet.py").write_text(PLAIN)
-    (tmp_path / "coterie_parted.py").write_text(PARTED.format(where=WHERE))
+    in_parts = only("file: resnet_in_parts.py", "docs/add_your_model.md").replace("torchvision.models", WHERE)
+    (tmp_path / "coterie_parted.py").write_text(in_parts)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("coterie_resnet", "coterie_parted"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def model_of(algorithm: str) -> str:
-    return "import:coterie_parted:Parted" if algorithm in IN_PARTS else f"import:{WHERE}:resnet18:num_classes=3"
+    return "import:coterie_parted:ResNet18" if algorithm in IN_PARTS else f"import:{WHERE}:resnet18:num_classes=3"
 
 
 def settings_of(algorithm: str) -> dict[str, Any]:

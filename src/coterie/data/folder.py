@@ -98,7 +98,10 @@ class FolderSource(UserSource):
     def _images(self, where: Path, part: Path) -> list[Path]:
         files = image_files(where)
         if not files and part.name != "test":
-            raise DataError(f"the folder {where} holds no images")
+            inside = (
+                "; of folders CLIENT/CLASS say client=outer, of CLASS/CLIENT client=inner" if _folders(where) else ""
+            )
+            raise DataError(f"the folder {where} holds no images{inside}")
         return files
 
     def _with_owners(self, found: Sequence[_Images], root: Path) -> list[_Images]:

@@ -23,8 +23,11 @@ import torch
 from pydantic import Field, model_validator
 
 from coterie.data.dataset import Dataset, Source
+from coterie.errors import DataError
+from coterie.memory import free_memory
 from coterie.randomness import stream
 from coterie.tasks import TASKS, TaskName
+from coterie.units import format_bytes
 
 Array = npt.NDArray[np.float64]
 
@@ -57,6 +60,13 @@ class Synthetic(Source):
 
     def load(self, folder: Path, seed: int) -> Dataset:
         """Draw the clients."""
+        # At once, for they are drawn one by one; each client's samples are there twice before they are put together.
+        size, room = self.clients * self.samples * (4 * self.features + 8), free_memory()
+        if 2 * size > room:
+            raise DataError(
+                f"clients={self.clients}, samples={self.samples} and features={self.features} of 'synthetic' are "
+                f"{format_bytes(size)}, more than half of the {format_bytes(room)} of memory that are free: use fewer"
+            )
         group = np.arange(self.clients) * self.groups // self.clients
         outputs = TASKS[self.task].outputs(self.classes)
         teachers = [self._teacher(outputs, seed, "synthetic: group", g) for g in range(self.groups)]

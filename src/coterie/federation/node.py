@@ -27,7 +27,7 @@ from coterie.federation.node_state import NodeState, save_sealed
 from coterie.federation.party_data import own_population
 from coterie.federation.privacy_ledger import Ledger
 from coterie.federation.resident import Means, Resident, Residents, Timed, check_code
-from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST, check_message
+from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST, check_message, kind_of
 from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack, without_folders
 from coterie.models.batch_norm import statistics_state
 from coterie.rows import Rows
@@ -167,14 +167,13 @@ class Node:
 
     def _work(self, envelope: Envelope, resident: Resident, state: NodeState, digest: bytes) -> Rows:
         header = envelope.header
-        purpose, task = str(header["purpose"]), str(header["task"])
-        message = envelope.under("message")
+        call, task = Call(int(header["round"]), str(header["purpose"]), int(header["exchange"])), str(header["task"])
+        message, purpose = envelope.under("message"), kind_of(call)
         known = {each.purpose for each in resident.seen if each.task == task and not each.up}
         if task not in resident.simulation.tasks or (known and purpose not in known):
             raise Rejected(f"it asks for the task {task!r} in {purpose!r}, where the method has none of that name")
         self._check(message, resident, purpose, task)
         self.means.check(resident.simulation.tasks[task])
-        call = Call(int(header["round"]), purpose, int(header["exchange"]))
         before = state.rows(str(header.get("base") or ""))
         rows = {name: value.unsqueeze(0) for name, value in message.items()}
         if self._ledger is None:

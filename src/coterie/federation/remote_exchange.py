@@ -22,7 +22,7 @@ from coterie.federation.membership import Membership
 from coterie.federation.node import WORK
 from coterie.federation.outgoing import PackedWhenSent
 from coterie.federation.reply_schema import ReplySchema
-from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST
+from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST, WELCOME
 from coterie.federation.transport import Failure, Transport
 from coterie.federation.update_bound import too_large, update_norms
 from coterie.federation.wire import Envelope, Rejected, TensorSpec, check, check_header, pack, sentence, unpack
@@ -185,6 +185,9 @@ class RemoteExchange:
         replies = self._bounded(request, self._send(call, request.task, messages))
         if len(replies.clients) < min(self.terms.minimum, len(messages)) or not len(replies.clients):
             self._void = self._void or call.purpose == "round"
+            if call.purpose == WELCOME:  # then what they replied before does not count either
+                for client in messages:
+                    self._accepted.pop(client, None)
             raise NoReplies
         self._accepted |= {client: self._token(call) for client in replies.clients.tolist()}
         return replies

@@ -98,7 +98,10 @@ class RowNet(abc.ABC):
                 if isinstance(step, str):
                     if step not in dict(part.named_children()):
                         have = ", ".join(name for name, _ in part.named_children()) or "none"
-                        raise ModelError(f"the model has no part {step!r} (it has: {have}); this method needs one")
+                        raise ModelError(
+                            f"the model has no part {step!r} (it has: {have}), and this method needs to know them: "
+                            "call the last layer head and the rest body, so that forward is head(body(x))"
+                        )
                     part = getattr(part, step)
                 elif isinstance(part, nn.Sequential):
                     part = part[step]
