@@ -56,7 +56,7 @@ class SuperLink:
         self.replies: dict[str, Any] = {}
         self.parts: dict[str, bytes] = {}
         self.fails: dict[str, list[httpx.HTTPError]] = {}
-        self.is_known = True
+        self.is_known, self.is_expired = True, False
         self.activations: list[str] = []
 
     def block(self, offer: Offer) -> bytes:
@@ -115,15 +115,19 @@ class SuperLink:
     def PushMessages(self, request: Any) -> PushMessagesResponse:
         self._reach("PushMessages")
         (reply,), (tree,) = request.messages_list, request.message_object_trees
+        is_new = reply.metadata.reply_to_message_id not in self.replies
         self.replies[reply.metadata.reply_to_message_id] = reply, tree
-        wanted = [each.object_id for each in iterate_object_tree(tree)]
+        self._reach("PushMessages, after")
+        wanted = [each.object_id for each in iterate_object_tree(tree)] if is_new else []
         return PushMessagesResponse(objects_to_push=wanted, session_id="session")
 
     def PushObject(self, request: Any) -> PushObjectResponse:
         self._reach("PushObject")
         assert request.session_id == "session"
+        is_new = request.object_id not in self.parts and not self.is_expired
         self.parts[request.object_id] = request.object_content
-        return PushObjectResponse(stored=True)
+        self._reach("PushObject, after")
+        return PushObjectResponse(stored=is_new)
 
     def close(self) -> None:
         pass
@@ -229,6 +233,30 @@ def test_a_node_whose_call_was_cut_begins_anew_as_its_message_may_be_lost(link: 
         link.offers, link.fails["PullMessages"] = [offer := Offer(b"1")], [httpx.RemoteProtocolError("cut")]
         assert found.once() and link.activations == ["out", "in"] * 2  # there it is
     assert link.block(offer) == b"1!"
+
+
+def test_a_part_that_was_stored_but_not_confirmed_counts_as_sent(link: SuperLink) -> None:
+    link.offers = [offer := Offer(b"1")]
+    link.fails["PushObject, after"] = [httpx.ReadError("cut")]
+    with running() as found:
+        assert found.once()
+    assert link.block(offer) == b"1!" and link.activations == []
+
+
+def test_a_reply_whose_parts_are_not_taken_is_given_up(link: SuperLink, caplog: pytest.LogCaptureFixture) -> None:
+    link.offers, link.is_expired = [Offer(b"1")], True
+    with running() as found:
+        assert found.once()
+    assert "the SuperLink does not take a part of the reply" in caplog.text and len(link.parts) == 1
+
+
+def test_a_reply_that_cannot_be_completed_is_asked_for_again(link: SuperLink) -> None:
+    """Of a reply that it has, a SuperLink wants no parts; so the message must come once more."""
+    link.offers = [offer := Offer(b"1")]
+    link.fails["PushMessages, after"] = [httpx.ReadError("cut")]
+    with running() as found:
+        assert found.once()
+    assert offer.tree.object_id in link.replies and link.parts == {} and link.activations == ["out", "in"]
 
 
 @pytest.mark.parametrize(

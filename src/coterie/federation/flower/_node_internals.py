@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,7 +21,6 @@ from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
     PullMessagesRequest,
-    PullMessagesResponse,
     PushMessagesRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -41,6 +41,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from coterie.federation.flower._internals import node_headers
 from coterie.federation.flower.persistent_calls import persist, words_of
+
+Given = TypeVar("Given")
 
 _SIGNED_FOR = 20.0  # seconds for which one signature serves; Flower takes one for minutes
 
@@ -101,17 +103,8 @@ class NodeCalls:
 
     def take(self, node_id: int) -> ReceivedMessage | None:
         """Take the next message, if there is one; a SuperLink gives each once."""
-        request, was_cut = PullMessagesRequest(node=Node(node_id=node_id)), False
-
-        def pull() -> PullMessagesResponse:
-            nonlocal was_cut
-            try:
-                return self._client.PullMessages(request)
-            except httpx.TransportError as error:
-                was_cut = was_cut or not isinstance(error, httpx.ConnectError)  # before which nothing was asked
-                raise
-
-        found = persist(pull)
+        request = PullMessagesRequest(node=Node(node_id=node_id))
+        found, was_cut = _noting_cuts(lambda: self._client.PullMessages(request))
         if not found.messages_list:
             if was_cut:
                 self._begin_anew(node_id)
@@ -152,8 +145,10 @@ class NodeCalls:
             reply.metadata.__dict__["_message_id"] = tree.object_id
             head = message_to_proto(remove_content_from_message(reply))
             request = PushMessagesRequest(node=node, messages_list=[head], message_object_trees=[tree])
-            answer = persist(lambda: self._client.PushMessages(request))
+            answer, was_cut = _noting_cuts(lambda: self._client.PushMessages(request))
             wanted = set(answer.objects_to_push)
+            if was_cut and not wanted:  # the SuperLink has it, and its parts can be sent no more
+                self._begin_anew(node_id)
             for name, each in get_all_nested_objects(reply).items():
                 if name in wanted:
                     part = PushObjectRequest(
@@ -163,7 +158,8 @@ class NodeCalls:
                         object_id=name,
                         object_content=each.deflate(),
                     )
-                    if not persist(functools.partial(self._client.PushObject, part)).stored:
+                    found, was_cut = _noting_cuts(functools.partial(self._client.PushObject, part))
+                    if not found.stored and not was_cut:  # one that was cut may have been stored before
                         raise NotThere(f"the SuperLink does not take a part of the reply {tree.object_id}")
 
     def __enter__(self) -> Self:
@@ -173,6 +169,22 @@ class NodeCalls:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._client.close()
+
+
+def _noting_cuts(call: Callable[[], Given]) -> tuple[Given, bool]:
+    """Make a call, again where it is not answered; say whether one before may have been done, but not been answered."""
+    was_cut = False
+
+    def attempt() -> Given:
+        nonlocal was_cut
+        try:
+            return call()
+        except httpx.TransportError as error:
+            was_cut = was_cut or not isinstance(error, httpx.ConnectError)  # before which nothing was asked
+            raise
+
+    found = persist(attempt)
+    return found, was_cut
 
 
 class _Signed:
