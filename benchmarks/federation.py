@@ -162,7 +162,7 @@ def measure(nodes: int, rounds: int, home: Path, source: Path, model: str, setti
             processes.stop(process)
     lines = (folder / "run" / "timings.jsonl").read_text().splitlines()
     seconds = [float(json.loads(line)["training"]) for line in lines]
-    timed = seconds[2:]
+    timed = seconds[2:] or seconds
     database = sum(path.stat().st_size for path in (folder / "server").glob("superlink.db*"))
     return {
         "nodes": nodes,

@@ -40,7 +40,8 @@ def variant(algorithm: str, tune: dict[str, list[Any]] | None = None, **settings
 
 WELCOMED = [
     "fedavg_ft",
-    *(variant(name, newcomers=how) for name in ("ditto", "flame") for how in ("initial", "global")),
+    *(variant("ditto", newcomers=how) for how in ("initial", "global")),
+    *(variant("flame", newcomers=how) for how in ("initial", "global", "averaged")),
     *(
         variant(name, newcomers=how)
         for name in ("fedacs", "fedamp", "heurfedamp")

@@ -2,6 +2,7 @@
 
     python benchmarks/study.py --json benchmarks/results/study_cpu.json
     python benchmarks/study.py --device cuda --repeats 1 --brief --json benchmarks/results/study_h200.json
+    python benchmarks/study.py --device cuda --repeats 1 --brief --states warm --parts study --ways together "in turn"
 
 The study: FedAvg and FedACS, three learning rates, five seeds, so 30 runs in the shape of FedPG's Table 1: 10 of 100
 clients, batches of 50, five local epochs. On a GPU its MLP of 199,210 parameters on Fashion-MNIST, 300 rounds; on the
@@ -13,9 +14,11 @@ compiled. Warm: again, with what the first has left. Ways are taken in turn, and
 of the command and all that it started is given beside it: on a machine that others use too it is the one to compare.
 Two ways take ``--jobs`` processes, two on a CPU and three on a GPU.
 
-Runs in turn take minutes. With ``--brief`` all of them are played in the first state alone; in the others the runs of
-one seed are, and the time of all is reckoned from them: the command's own time, which is that of the same command again
-when there is nothing left to do, and so many times the rest. The result says so.
+With ``--states warm`` alone, on a GPU a study of two rounds leaves what is compiled beforehand.
+
+Runs in turn take minutes. With ``--brief`` all of them are played cold alone; warm the runs of one seed are, and the
+time of all is reckoned from them: the command's own time, which is that of the same command again when there is nothing
+left to do, and so many times the rest. The result says so.
 
 At the end runs of 60 rounds by themselves: which part of their time, warm, is not rounds. One is a run of the study; in
 the other all clients take part, on a GPU with a CNN of 582,026 parameters. ``--parts`` leaves out one or the other;
@@ -176,7 +179,8 @@ class Commands:
     """
 
     def __init__(self, study: Study, jobs: int, source: str, device: str, folder: Path) -> None:
-        self.study, self._jobs, self._source, self._device, self._folder = study, jobs, source, device, folder
+        self.study, self.device = study, device
+        self._jobs, self._source, self._folder = jobs, source, folder
 
     def whole(self, way: str, caches: str, out: str) -> Spent:
         """Take a whole study."""
@@ -189,9 +193,13 @@ class Commands:
         times = self.study.runs / part.runs
         return Spent(*(mine + times * (one - mine) for one, mine in zip(runs.both, idle.both, strict=True)))
 
+    def warm_up(self, way: str, caches: str) -> None:
+        """Leave what is compiled, by a study of one seed and two rounds."""
+        self._compare(replace(self.study, seeds=1, rounds=2), way, caches, f"{caches}-warm-up")
+
     def _compare(self, study: Study, way: str, caches: str, out: str) -> Spent:
-        plan = self._folder / f"plan-{study.seeds}.yaml"
-        plan.write_text(yaml.safe_dump(study.plan(self._source, self._device)), encoding="utf-8")
+        plan = self._folder / f"plan-{study.seeds}-{study.rounds}.yaml"
+        plan.write_text(yaml.safe_dump(study.plan(self._source, self.device)), encoding="utf-8")
         options = [str(self._jobs) if word == "JOBS" else word for word in WAYS[way]]
         words = ["compare", plan.name, *options, "--out", out, "--quiet"]
         return commanded(words, caches_in(self._folder, caches), self._folder)
@@ -209,11 +217,13 @@ def studies(
     study = commands.study
     spent: dict[str, dict[str, list[Spent]]] = {way: {state: [] for state in states} for way in ways}
     scores: dict[str, dict[str, float]] = {}
-    reckoned = list(states[1:]) if brief and "in turn" in ways else []
+    reckoned = [state for state in states if state == "warm"] if brief and "in turn" in ways else []
     for repeat in range(repeats):
         for state in states:
             for way in ways:
                 name = f"{way}-{repeat}".replace(", ", "-").replace(" ", "-")
+                if "cold" not in states and commands.device != "cpu":
+                    commands.warm_up(way, name)
                 part = way == "in turn" and state in reckoned
                 found = (commands.reckoned if part else commands.whole)(way, name, f"{name}-{state}")
                 spent[way][state].append(found)

@@ -1,7 +1,8 @@
-"""The one reader of YAML files: experiments, plans, recipes, and the files of a federation."""
+"""The one reader of YAML files (experiments, plans, recipes, and the files of a federation), and a writer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,18 @@ import yaml
 from coterie.errors import ConfigError
 
 _MERGE = "tag:yaml.org,2002:merge"  # the tag of <<, which takes over the entries of another mapping
+
+
+# In C, where it was built: ten times as fast. What people wrote is read by the other, whose complaints say more.
+PLAIN_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Loads YAML that a program wrote."""
+_DUMPER: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def yaml_text(values: Mapping[str, Any]) -> str:
+    """Write named values, of plain YAML types, in their order."""
+    text: str = yaml.dump(dict(values), Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
+    return text
 
 
 class _Loader(yaml.SafeLoader):

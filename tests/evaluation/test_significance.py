@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from coterie.errors import ConfigError
 from coterie.evaluation.significance import benjamini_hochberg, mcnemar, most_discordant, over_seeds, wilcoxon
@@ -126,3 +127,14 @@ def test_benjamini_and_hochberg() -> None:
     np.testing.assert_allclose(found, [0.04, nan, 0.8, 0.02, 0.04], rtol=1e-14)
     assert benjamini_hochberg([]).shape == (0,)
     assert benjamini_hochberg([nan]).tolist() != [0.0] and np.isnan(benjamini_hochberg([nan])).all()
+
+
+@pytest.mark.parametrize("levels", [3, 20, 10**6])
+def test_many_clients_are_compared_as_scipy_does(levels: int) -> None:
+    generator = np.random.default_rng(levels)
+    for count in (51, 52, 100, 499):
+        first, second = generator.integers(levels, size=(2, count)) / levels
+        found, unequal = wilcoxon(first, second), np.round(first - second, 12)
+        expected = stats.wilcoxon(unequal[unequal != 0], method="asymptotic")
+        if np.count_nonzero(unequal) > 50:
+            assert (found.pvalue, found.statistic) == (expected.pvalue, expected.statistic)

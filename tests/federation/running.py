@@ -83,7 +83,8 @@ class Federation:
         self, name: str, *arguments: str, within: Sequence[str] = (), cwd: Path | None = None
     ) -> subprocess.Popen[bytes]:
         """Start a command of Coterie's under a name, by default in the folder that holds the project."""
-        command = [*within, *coterie(*arguments)]
+        # Killed, as it may be stopped when whoever runs the tests is killed; what it started itself then ends too.
+        command = processes.tied([*within, *coterie(*arguments)], signal.SIGKILL)
         log = self.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from coterie.config import from_mapping
+from coterie.errors import Interrupted
 from coterie.federation.plan import Plan
 from coterie.federation.server import serve
 from coterie.federation.wire import unpack
-from tests.federation.grid import compare, make_federation, metrics_of, node_rows, simulated, states
+from coterie.runs.builder import assemble
+from coterie.simulation.simulation import Simulation
+from tests.federation.grid import combined, compare, equal, make_federation, metrics_of, node_rows, simulated, states
 
 
 @pytest.mark.parametrize(
@@ -75,6 +80,84 @@ def test_a_node_that_joins_late_begins_at_the_mean_of_the_others(tmp_path: Path,
     models = [value for tensors in messages for name, value in tensors.items() if name.endswith("/w")]
     # The others replied in the same round, so that both are as fresh.
     torch.testing.assert_close(models[0].flatten(), before["w"][:2].double().mean(0).float(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("fedacs", {}),
+        ("fedacs", {"newcomers": "mixture", "returning": "mixture"}),
+        ("fedamp", {}),  # two exchanges, of which the second sends something else
+        ("flame", {}),
+        ("flame", {"newcomers": "global", "returning": "consensus"}),
+        ("ditto", {}),
+    ],
+)
+def test_a_node_that_joins_late_is_a_newcomer_of_the_simulation(
+    tmp_path: Path, algorithm: str, settings: dict[str, Any]
+) -> None:
+    """In its first round, the third, it ends where a client does that a simulation held out; the others do not notice.
+
+    In the fourth it is a member like them.
+    """
+    settings = {"local_epochs": 1, **settings}
+    ends: dict[int, Any] = {}
+    for rounds in (3, 4):
+        folder = tmp_path / str(rounds)
+        folder.mkdir()
+        local = make_federation(folder)
+        late = list(local.grid.nodes_)[2]
+        local.grid.away = lambda done, late=late: {late} if done < 3 else set()  # type: ignore[misc]
+        plan = Plan(algorithm=algorithm, settings=settings, rounds=rounds, minimum=2, wait=0)
+        serve(local.agreement, local.grid, plan, folder / "run")
+        ends[rounds] = states(folder / "run")[0], [node_rows(local, client, folder / "run") for client in range(3)]
+    config = from_mapping({"algorithm": algorithm, "settings": settings, **combined(local, tmp_path / "simulation")})
+    whole = assemble(config).simulation
+    simulation = Simulation(whole.algorithm, whole.engine, members=torch.tensor([0, 1]))
+    for number in (1, 2):
+        simulation.play_round(torch.tensor([0, 1]), number)
+    expected = simulation.adapt(torch.tensor([2]), 2, 1)["w"]
+    simulation.play_round(torch.tensor([0, 1]), 3)
+    _, rows = ends[3]
+    name = {"flame": "theta", "ditto": "v"}.get(algorithm, "w")
+    assert (expected - whole.engine.problem.start).abs().max() > 0.01
+    # A node of FLAME counts the whole roster, in α and in ρ alike: what it does is the same but for rounding.
+    near = 1e-6 if algorithm == "flame" else 0.0
+    torch.testing.assert_close(rows[2][name], expected, rtol=0, atol=near)
+    for client in (0, 1):
+        own = simulation.clients.rows[name][client]
+        torch.testing.assert_close(rows[client][name][0], own, rtol=0, atol=near)
+    server, rows = ends[4]
+    assert not torch.equal(rows[2][name], expected)
+    if "members" in server:
+        assert server["members"].tolist() == [0, 1, 2]
+    if algorithm == "flame":
+        assert server["counted"].all()
+        torch.testing.assert_close(server["sum"], server["u"].double().sum(0), rtol=0, atol=1e-5)
+
+
+def test_a_run_that_a_node_joined_late_goes_on_after_a_stop(tmp_path: Path) -> None:
+    """Stopped after the node's first round, and begun anew with all there: it ends as without the stop."""
+    found = []
+    for stop in (None, 3):
+        folder = tmp_path / str(stop)
+        folder.mkdir()
+        local = make_federation(folder)
+        late = list(local.grid.nodes_)[2]
+        local.grid.away = lambda done, late=late: {late} if done < 3 else set()  # type: ignore[misc]
+        plan = Plan(algorithm="fedacs", settings={"local_epochs": 1}, rounds=5, minimum=2, wait=0)
+
+        def watch(number: int, score: float | None, stop: int | None = stop) -> None:
+            if number == stop:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(Interrupted):
+            serve(local.agreement, local.grid, plan, folder / "run", watch=watch)
+        if stop is not None:
+            serve(local.agreement, local.grid, plan, folder / "run")
+        found.append(states(folder / "run")[0])
+    equal(*found)
+    assert found[0]["members"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("weights", ["balanced", {"0": 5.0, "7": 0.5}])

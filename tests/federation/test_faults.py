@@ -190,11 +190,39 @@ def test_a_node_that_comes_back_under_another_number_is_the_same_client(tmp_path
 
 
 def test_a_node_that_joins_late_is_there_from_the_next_round(tmp_path: Path) -> None:
+    """As in the papers: it was a member from the beginning, whose replies were lost."""
     local = make_federation(tmp_path)
     local.grid.away = lambda done: {SPOILT} if done < 3 else set()
-    serve(local.agreement, local.grid, plan("fedacs", rounds=4), tmp_path / "run")
+    serve(local.agreement, local.grid, plan("fedacs", rounds=4, settings={"newcomers": "initial"}), tmp_path / "run")
     assert [(event.round, event.client) for event in told(tmp_path / "run", "joined")][-1] == (3, 1)
     expect(local, "fedacs", 4, lambda clients, call: (clients == 1) & (call.round <= 2))
+
+
+@pytest.mark.parametrize(("algorithm", "exchange"), [("fedacs", 0), ("fedamp", 0), ("fedamp", 1), ("flame", 0)])
+def test_a_newcomer_that_does_not_answer_is_as_one_that_comes_later(
+    tmp_path: Path, algorithm: str, exchange: int
+) -> None:
+    """It does not answer in one of the exchanges of its first round, the third, or it comes in the fourth."""
+
+    def silent(message: bytes, reply: bytes) -> bytes | None:
+        header = unpack(message, LIMIT).header
+        hit = (header.get("round"), header.get("purpose"), header.get("exchange")) == (3, "adapt", exchange)
+        return None if hit else reply
+
+    found = []
+    for comes in (3, 4):
+        folder = tmp_path / str(comes)
+        folder.mkdir()
+        local = make_federation(folder)
+        local.grid.away = lambda done, comes=comes: {SPOILT} if done < comes else set()  # type: ignore[misc]
+        local.grid.faults = {SPOILT: silent}
+        serve(local.agreement, local.grid, plan(algorithm, rounds=5, settings={"local_epochs": 1}), folder / "run")
+        found.append((states(folder / "run")[0], [node_rows(local, client, folder / "run") for client in range(3)]))
+        lost = [event.round for event in told(folder / "run", "no reply") if event.client == 1]
+        assert lost == ([3] if comes == 3 else [])
+    equal(found[0][0], found[1][0])
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        equal(one, other)
 
 
 def test_a_round_with_too_few_replies_is_void(tmp_path: Path) -> None:

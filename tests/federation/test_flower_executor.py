@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesResponse
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesRequest, PullMessagesResponse, PushMessagesResponse
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import PullObjectResponse, PushObjectResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
@@ -57,6 +57,7 @@ class SuperLink:
         self.parts: dict[str, bytes] = {}
         self.fails: dict[str, list[httpx.HTTPError]] = {}
         self.is_known = True
+        self.activations: list[str] = []
 
     def block(self, offer: Offer) -> bytes:
         """Put the reply to a message together."""
@@ -74,6 +75,15 @@ class SuperLink:
     def _reach(self, call: str) -> None:
         if self.fails.get(call):
             raise self.fails[call].pop(0)
+
+    def ActivateNode(self, request: Any) -> ActivateNodeResponse:
+        self.activations.append("in")
+        return ActivateNodeResponse(node_id=NODE)
+
+    def DeactivateNode(self, request: Any) -> None:
+        self.activations.append("out")
+        if self.activations.count("out") > 1:
+            raise answer(409)
 
     def SendNodeHeartbeat(self, request: Any) -> SendNodeHeartbeatResponse:
         self._reach("SendNodeHeartbeat")
@@ -207,6 +217,18 @@ def test_a_call_that_the_server_does_not_answer_is_made_again(link: SuperLink, c
     with running() as found:
         assert found.once()
     assert link.block(offer) == b"1!" and not link.fails[call]
+
+
+def test_a_node_whose_call_was_cut_begins_anew_as_its_message_may_be_lost(link: SuperLink) -> None:
+    with running() as found:
+        link.fails["PullMessages"] = [httpx.ConnectError("nobody is there"), answer(503)]
+        assert not found.once() and link.activations == []  # the SuperLink was not asked
+        for times in (1, 2):  # the second time it counts as gone already
+            link.fails["PullMessages"] = [httpx.ReadError("cut"), httpx.ConnectError("nobody is there")]
+            assert not found.once() and link.activations == ["out", "in"] * times
+        link.offers, link.fails["PullMessages"] = [offer := Offer(b"1")], [httpx.RemoteProtocolError("cut")]
+        assert found.once() and link.activations == ["out", "in"] * 2  # there it is
+    assert link.block(offer) == b"1!"
 
 
 @pytest.mark.parametrize(

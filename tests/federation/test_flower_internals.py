@@ -172,6 +172,7 @@ CONTRACT: dict[str, Check] = {
     "flwr.proto.fleet_pb2.ActivateNodeRequest": fields("public_key", "heartbeat_interval"),
     "flwr.proto.fleet_pb2.DeactivateNodeRequest": fields("node_id"),
     "flwr.proto.fleet_pb2.PullMessagesRequest": fields("node.node_id"),
+    "flwr.proto.fleet_pb2.PullMessagesResponse": anything,
     "flwr.proto.fleet_pb2.PushMessagesRequest": fields("node.node_id", "messages_list", "message_object_trees"),
     "flwr.proto.heartbeat_pb2.SendNodeHeartbeatRequest": fields("node.node_id", "heartbeat_interval"),
     "flwr.proto.message_pb2.ConfirmMessageReceivedRequest": fields("node.node_id", "run_id", "message_object_id"),

@@ -67,9 +67,23 @@ time.sleep(600)
 """
 
 
+TESTS = """
+import os, signal, sys, time
+from pathlib import Path
+from tests.federation import running
+running.coterie = lambda *words: [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+child = running.Federation(Path(sys.argv[1]).with_suffix("")).start("node")
+time.sleep(1)
+os.kill(child.pid, signal.SIGSTOP)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
-def test_what_is_started_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path / "log")], stdout=subprocess.PIPE)
+@pytest.mark.parametrize("code", [PARENT, TESTS], ids=["program", "tests"])
+def test_what_is_started_ends_when_its_parent_is_killed(tmp_path: Path, code: str) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "log")], stdout=subprocess.PIPE)
     try:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())

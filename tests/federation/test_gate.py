@@ -18,7 +18,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coterie.federation.flower import certificates, key_claims
+from coterie.federation.flower._internals import PULL_PATH
+from coterie.federation.flower.bells import Bell
 from coterie.federation.flower.gate import Gate
+from coterie.federation.flower.held_calls import HeldCalls
 
 LIMIT = 1000
 MEMBER, STRANGER = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
@@ -135,6 +138,42 @@ def test_what_is_no_claim_is_said_to_be_none(tmp_path: Path, body: bytes) -> Non
     assert called.post(signed(MEMBER), [body], key_claims.PATH) == 400
     assert called.post(signed(STRANGER), [body], key_claims.PATH) == 401
     assert called.reached == []
+
+
+@pytest.mark.parametrize("goes", [False, True])
+@pytest.mark.parametrize("pieces", [[b"x"], [b"x", b"y", b"z"]])
+def test_a_held_call_of_a_node_that_went_away_is_not_passed_on(tmp_path: Path, goes: bool, pieces: list[bytes]) -> None:
+    """A SuperLink gives a message once: to a call that nobody waits for, it would be lost."""
+    called = Called(tmp_path)
+    held = HeldCalls(Bell(tmp_path / "sent"), Bell(tmp_path / "replied"), seconds=0.05)
+    called.gate._held = held
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def call() -> None:
+        waiting, gone = list(pieces), asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if waiting:
+                return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": PULL_PATH, "query_string": b"", "headers": signed(MEMBER)}
+        if goes:
+            asyncio.get_running_loop().call_later(0.01, gone.set)
+        await called.gate(scope, receive, send)
+
+    async def both() -> None:
+        await call()
+        await call()
+
+    asyncio.run(both())
+    # The first is not held, and the second is; in pieces, which no node sends, that it went away is not seen.
+    assert called.reached == [sum(map(len, pieces))] * (1 if goes and len(pieces) == 1 else 2)
+    assert bool(held._asked) == (len(called.reached) == 2)
 
 
 def test_other_paths_are_closed_to_members_too(tmp_path: Path) -> None:

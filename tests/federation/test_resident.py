@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,34 @@ def test_a_run_is_put_together_once_and_few_are_kept(tmp_path: Path, monkeypatch
     for number in range(3):
         play(local, tmp_path / f"more-{number}", rounds=1)
     assert all(len(node._residents._kept) == 2 for node in local.grid.nodes_.values())
+
+
+def test_the_first_model_is_held_once_and_never_written_into(tmp_path: Path) -> None:
+    local = make_federation(tmp_path)
+    play(local, tmp_path / "shared", "fedavg", rounds=2)
+    for node in local.grid.nodes_.values():
+        (kept,) = node._residents._kept.values()
+        start = kept.simulation.engine.problem.start
+        assert kept.begin["w"].data_ptr() == start.data_ptr()
+        fresh = make_federation(tmp_path / f"again-{node.client}")
+        play(fresh, tmp_path / f"again-{node.client}" / "run", "fedavg", rounds=1)
+        (other,) = fresh.grid.nodes_[100 - node.client]._residents._kept.values()
+        assert torch.equal(other.simulation.engine.problem.start, start)
+
+
+def test_a_task_runs_within_what_the_process_wants_for_it(tmp_path: Path) -> None:
+    local, inside = make_federation(tmp_path), []
+
+    @contextlib.contextmanager
+    def noted() -> Iterator[None]:
+        inside.append("in")
+        yield
+        inside.append("out")
+
+    for node in local.grid.nodes_.values():
+        node.while_computing = noted
+    play(local, tmp_path / "run", rounds=2)
+    assert inside == ["in", "out"] * 6  # three nodes, two rounds
 
 
 def test_runs_that_take_turns_do_not_mix(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: these tests need cote
 COUNT = 100
 PROGRAM = """
 import ctypes
-from coterie.federation.flower import returned_memory
+from coterie.federation import returned_memory
 
 def held():
     text = open("/proc/self/status").read()
@@ -49,3 +49,7 @@ def test_free_memory_and_large_blocks_go_back() -> None:
     assert returned(size) < 0.1 * most
     assert returned(size, after="returned_memory.return_free_memory()") > 0.95 * most
     assert returned(size, before="returned_memory.return_large_blocks()") > 0.95 * most
+    training = "training = returned_memory.kept_while_training(); training.__enter__()"
+    assert returned(size, before=training) < 0.1 * most
+    assert returned(size, before=training, after="training.__exit__(None, None, None)") > 0.95 * most
+    assert returned(size, before=f"{training}; training.__exit__(None, None, None)") > 0.95 * most

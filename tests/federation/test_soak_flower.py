@@ -103,11 +103,17 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federati
 
 def stop_and_continue(process: subprocess.Popen[bytes], seconds: float) -> None:
     groups = processes._groups(process.pid)
-    for number in (signal.SIGSTOP, signal.SIGCONT):
+
+    def send(number: signal.Signals) -> None:
         for group in groups:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, number)
-        time.sleep(seconds if number == signal.SIGSTOP else 0.0)
+
+    try:
+        send(signal.SIGSTOP)
+        time.sleep(seconds)
+    finally:
+        send(signal.SIGCONT)
 
 
 def knock(port: int, draw: np.random.Generator) -> None:

@@ -86,6 +86,33 @@ def test_they_begin_at_the_global_model_with_a_dual_of_zero(name: str, engine: s
     np.testing.assert_allclose(adapted(simulation), step(w, w, PROX), rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_flame_takes_the_mean_of_five_rounds_work_from_the_consensus(engine: str) -> None:
+    """One step a round, all towards the consensus; a second round goes on from ``w_i`` and ``π_i`` of the mean."""
+    simulation = trained("flame", engine, newcomers="averaged")
+    w = np.tile(row(simulation.server["sum"]) / 4, (2, 1))
+    ends = [w]
+    for _ in range(5):
+        ends.append(step(ends[-1], w, PROX))
+    theta = np.mean(ends[1:], axis=0)
+    np.testing.assert_allclose(adapted(simulation), theta, rtol=0, atol=1e-13)
+    own = (theta + w) / 2  # Eq. 12 with λ α = ρ and a dual of zero
+    np.testing.assert_allclose(adapted(simulation, 2), step(theta, own, PROX), rtol=0, atol=1e-13)
+
+
+def test_what_flames_newcomers_look_for_is_their_own_minimum_beside_the_consensus() -> None:
+    """``argmin (b/2) |θ − p|² + (λ/2) |θ − w|²`` is ``(b p + λ w) / (b + λ)``; a step leaves 1 − η (b + λ) of the way.
+
+    So the mean of five rounds of 40 steps has a fifth of ``Σ_k (1 − η(b+λ))^(40 k)`` of the distance left.
+    """
+    simulation = trained("flame", newcomers="averaged", local_epochs=40)
+    w = np.tile(row(simulation.server["sum"]) / 4, (2, 1))
+    minimum = (B * BEST + PROX * w) / (B + PROX)
+    left = np.mean([(1 - LR * (B + PROX)) ** (40 * k) for k in range(1, 6)], axis=0)
+    np.testing.assert_allclose(adapted(simulation), minimum + left * (w - minimum), rtol=0, atol=1e-12)
+    assert left.max() < 0.1 and np.abs(w - minimum).max() > 0.05
+
+
 def test_flames_second_round_goes_on_with_the_dual_of_the_first() -> None:
     """``w_i`` and ``π_i`` of a first round that began at the consensus with ``π = 0``; its message joins the mean."""
     simulation = trained("flame", newcomers="global")
@@ -163,7 +190,7 @@ def test_a_newcomer_that_does_not_answer_leaves_the_others_as_they_are(newcomers
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_parameters_that_stay_at_home_do_not_stand_in_the_way(name: str) -> None:
     """With nothing shared but one column, that column begins where the method says."""
-    way = "global" if name in ("flame", "ditto") else "mixture"
+    way = {"flame": "averaged", "ditto": "global"}.get(name, "mixture")
     simulation = simulate(
         name,
         classification(),

@@ -42,6 +42,7 @@ OURS = (
     "rivals_at_their_best",
     "startup",
     "study",
+    "host_work",
     "families",
     "adapters",
 )
@@ -139,6 +140,33 @@ def test_study(tmp_path: Path) -> None:
         assert run["seconds"]["median"] == pytest.approx(whole, rel=1e-2)
     (line,) = script("study").table(found)
     assert line.startswith("| digits, warm | ") and line.count(" times as fast (") == 1
+
+
+def test_host_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(FOLDER)!r}); import host_work;"
+        f"host_work.main(['--rounds', '2', '--seeds', '1', '--json', {str(tmp_path / 'found.json')!r}])"
+    )
+    # In a process of its own: it puts itself between the library's functions.
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True)
+    (row,) = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["rows"]
+    calls = {part: found["calls"] for part, found in row["parts"].items()}
+    assert (row["runs"], row["rounds"], calls["training"], calls["table"]) == (6, 2, 2, 1)
+    assert calls["beginning of a run"] == calls["end of a run"] == 6
+    spent = sum(found["ms"] for found in row["parts"].values()) * row["runs"] * row["rounds"] / 1e3
+    assert 0 < spent < row["processor"]
+
+
+def test_a_brief_study_reckons_what_is_warm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    study, asked = script("study"), list[str]()
+    commands = study.Commands(study.Study("mlp", "iid", 3), 2, "digits", "cuda", tmp_path)
+    for name in ("whole", "reckoned", "warm_up"):
+        monkeypatch.setattr(commands, name, lambda way, *_, name=name: asked.append(name) or study.Spent(1.0, 1.0))
+    monkeypatch.setattr(study, "_scores", lambda out: {})
+    for states in (["warm"], ["cold", "warm"]):
+        found = study.studies(commands, ["together", "in turn"], states, 1, True, tmp_path)
+        assert found["in_turn_reckoned"] == ["warm"]
+    assert asked == ["warm_up", "whole", "warm_up", "reckoned", "whole", "whole", "whole", "reckoned"]
 
 
 def test_the_time_of_a_study_is_reckoned_from_the_runs_of_one_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_it_begins_at_the_mean_of_the_runs_models(
 def test_it_begins_at_the_global_model(
     algorithm: str, hospitals: Callable[..., tuple[Path, Path]], tmp_path: Path
 ) -> None:
-    run, new = hospitals(algorithm, ONE_STEP | {"lam": 0.4})
+    run, new = hospitals(algorithm, ONE_STEP | {"lam": 0.4, "newcomers": "global"})
     export(run, tmp_path / "global", best="global")
     made = personalize(run, new, tmp_path / "mine", test_fraction=0)
     assert_same(state(made.folder), one_step(made.folder, state(tmp_path / "global"), new))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from coterie.rows.backends import RowIndex
-from coterie.rows.host_copies import on_device, on_host
+from coterie.rows.host_copies import LateRead, on_device, on_host, to_device
 
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 META = torch.device("meta")  # has no numbers, so that whoever reads them fails
 
 
@@ -30,3 +34,30 @@ def test_what_was_changed_or_never_known_is_read() -> None:
     for unknown in (there, torch.empty(3, device=META), on_device(torch.tensor([3]), META)[:]):
         with pytest.raises(NotImplementedError):
             on_host(unknown)
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
+def test_what_goes_to_a_device_and_comes_back_late_is_the_same(name: str) -> None:
+    device, sent = torch.device(name), [torch.arange(6).view(2, 3).T, torch.zeros(0), torch.tensor([[True], [False]])]
+    with _nobody_waits(device):
+        there = [to_device(values, device) for values in sent]
+        late = [LateRead(values) for values in there]
+        if name == "cuda":
+            for values in there:
+                values.zero_()  # what the device does later is not read
+    for values, read in zip(sent, late, strict=True):
+        assert torch.equal(read.values(), values) and read.values().device.type == "cpu"
+    assert all(values.device.type == name for values in there)
+
+
+@contextlib.contextmanager
+def _nobody_waits(device: torch.device) -> Iterator[None]:
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

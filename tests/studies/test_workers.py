@@ -155,7 +155,8 @@ def test_groups_are_divided_among_workers() -> None:
     assert workers.divided([], 3) == []
 
 
-def test_no_more_workers_than_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_workers_than_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     monkeypatch.setattr(workers, "usable_cores", lambda: 4)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with warnings.catch_warnings():
@@ -166,6 +167,10 @@ def test_no_more_workers_than_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     for devices in ({"cuda:1"}, {"cpu", "cuda"}):
         with pytest.warns(CoterieWarning, match=r"^jobs is 8, but the runs share a GPU, .*: leave --jobs out$"):
             assert workers_that_gain(8, 9, devices) == 8
+    (tmp_path / "control").touch()  # by which one finds NVIDIA's multi-process service
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert workers_that_gain(8, 9, {"cuda"}) == 8
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max 100000", 16), ("350000 100000", 3), ("50000 100000", 1), ("", 16)])

@@ -161,6 +161,30 @@ class Algorithm(BaseModel, abc.ABC):
         """
         return self.round(server, cohort)
 
+    @property
+    def settles(self) -> bool:
+        """Whether newcomers are treated otherwise than clients before the first round; by default they are not."""
+        return False
+
+    def admit(self, server: State, welcomed: State, clients: Tensor) -> State:
+        """Let newcomers be members, in a federation in which they stay.
+
+        Parameters
+        ----------
+        server
+            The server's state after a round of the others.
+        welcomed
+            Its state after :meth:`welcome`, which was played at the same time.
+        clients
+            The newcomers that replied.
+
+        Returns
+        -------
+        State
+            The state with what it holds of each newcomer; by default it holds nothing.
+        """
+        return server
+
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
         """Prepare personal models for evaluation; what it does to clients is dropped afterwards.
 

@@ -146,6 +146,11 @@ class Ditto(FedAvg):
         """Play the first round of newcomers, as ``newcomers`` says."""
         return self.round(server, cohort) if self.newcomers == "initial" else self._welcomed(server, cohort)
 
+    @property
+    def settles(self) -> bool:
+        """Whether newcomers begin elsewhere than clients before the first round."""
+        return self.newcomers != "initial"
+
     def _welcomed(self, server: State, cohort: Cohort) -> Round:
         w = server["w"]
         replies = yield Ask("train", Message(shared={"w": w, ANEW: w.new_ones(1)}))

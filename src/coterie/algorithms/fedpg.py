@@ -67,6 +67,7 @@ from coterie.algorithms.fedsgd import FullGradient
 from coterie.algorithms.local_training import Optimiser
 from coterie.algorithms.server_math.common_descent import CommonDescent, common_descent, drift_factors
 from coterie.rows import Rows, put_rows, take_rows
+from coterie.rows.host_copies import on_device, on_host
 
 
 @dataclass(frozen=True)
@@ -205,11 +206,12 @@ class FedPG(Algorithm):
     def round(self, server: State, cohort: Cohort) -> Round:
         """Find the common direction, step along it, remember the gradients."""
         w, online, info = yield from self._descend(server, cohort)
-        now = torch.full_like(online.clients, cohort.round)
+        # On the host, where the next round looks at it: a GPU would have to be waited for.
+        seen = on_host(server["seen"]).index_fill(0, on_host(online.clients), cohort.round)
         new = {
             "w": w,
             "g": put_rows(server["g"], online.clients, online["g"]),
-            "seen": put_rows(server["seen"], online.clients, now),
+            "seen": on_device(seen, server["seen"].device),
         }
         return new, info
 
@@ -250,10 +252,11 @@ class FedPG(Algorithm):
 
     def window(self, seen: Tensor, online: Tensor, now: int) -> Tensor:
         """Return the absent clients whose last gradients still count."""
-        recorded = seen > 0
-        recent = recorded & (now - seen <= int(recorded.sum()) // len(online)) & self.history
-        recent[online] = False
-        return recent.nonzero().squeeze(1)
+        known = on_host(seen)
+        recorded = known > 0
+        recent = recorded & (now - known <= int(recorded.sum()) // len(online)) & self.history
+        recent[on_host(online)] = False
+        return on_device(recent.nonzero().squeeze(1), seen.device)
 
     def take_step(
         self, online: Replies, found: CommonDescent, gamma: Tensor, cohort: Cohort
@@ -277,7 +280,7 @@ class FedPG(Algorithm):
             "lambda": nobody.index_copy(0, place, found.online_weights),
             "gamma": nobody.index_copy(0, place, used),
             "lambda_absent": found.history_weights.sum(),
-            "lambda_fair": lam.new_tensor(found.fair_weight),
-            "fair_dropped": lam.new_tensor(found.fair == "collapsed"),
-            "stationary": lam.new_tensor(found.stationary),
+            "lambda_fair": lam.new_full((), found.fair_weight),
+            "fair_dropped": lam.new_full((), float(found.fair == "collapsed")),
+            "stationary": lam.new_full((), float(found.stationary)),
         }

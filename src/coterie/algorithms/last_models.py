@@ -36,7 +36,7 @@ from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Message, Round, Start, State
 from coterie.algorithms.local_training import ANEW, LocalTraining
-from coterie.rows import mix, put_rows
+from coterie.rows import mix, put_rows, take_rows
 from coterie.rows.host_copies import on_device, on_host
 
 HEARD = "heard"
@@ -183,6 +183,12 @@ class LastModels(LocalTraining):
     def welcome(self, server: State, cohort: Cohort) -> Round:
         """Play the first round of newcomers, as ``newcomers`` says."""
         return self._welcomed(server, cohort) if self.settles else self.round(server, cohort)
+
+    def admit(self, server: State, welcomed: State, clients: Tensor) -> State:
+        """Keep the newcomers' models, and let the others listen to them from the next round on."""
+        names = [name for name in ("w", HEARD) if name in server]
+        own = {name: put_rows(server[name], clients, take_rows(welcomed[name], clients)) for name in names}
+        return server | own | {"members": torch.cat([server["members"], clients]).unique()}
 
     def _welcomed(self, server: State, cohort: Cohort) -> Round:
         mean = mix(self.shares(server, self.attendance(server, cohort.clients)), server["w"])

@@ -301,6 +301,15 @@ class PartlyLocal(Algorithm):
         """Welcome newcomers as the method does."""
         return self.method.welcome(server, replace(cohort, layout=self.part.layout))
 
+    @property
+    def settles(self) -> bool:
+        """Whether the method treats newcomers otherwise than clients before the first round."""
+        return self.method.settles
+
+    def admit(self, server: State, welcomed: State, clients: Tensor) -> State:
+        """Let newcomers be members as the method does."""
+        return self.method.admit(server, welcomed, clients)
+
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
         """Prepare personal models as the method does."""
         return self.method.personalise(server, replace(cohort, layout=self.part.layout))

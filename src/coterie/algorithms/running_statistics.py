@@ -271,6 +271,15 @@ class WithStatistics(Algorithm):
         """Welcome newcomers as the method does, with running statistics."""
         return self._with_means(self.method.welcome, server, cohort)
 
+    @property
+    def settles(self) -> bool:
+        """Whether the method treats newcomers otherwise than clients before the first round."""
+        return self.method.settles
+
+    def admit(self, server: State, welcomed: State, clients: Tensor) -> State:
+        """Let newcomers be members as the method does; running statistics are those of the others."""
+        return server | self.method.admit(self._apart(server)[0], self._apart(welcomed)[0], clients)
+
     def _with_means(self, half: Callable[[State, Cohort], Round], server: State, cohort: Cohort) -> Round:
         inner, running = self._apart(server)
         both, running = yield from self._played(half(inner, cohort), running, cohort)

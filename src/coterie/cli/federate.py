@@ -109,6 +109,7 @@ def node(folder: NodeFolder) -> None:
     from coterie.federation import project
     from coterie.federation.flower.node_runner import NodePlace, run_node
     from coterie.federation.node_state import tidy
+    from coterie.federation.returned_memory import kept_while_training
     from coterie.runs.storage.lock import lock_folder
 
     folder = folder.absolute()
@@ -121,6 +122,7 @@ def node(folder: NodeFolder) -> None:
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
         stack.enter_context(_terminated_as_interrupt())
         _say("running")
+        opened.while_computing = kept_while_training
         run_node(place, opened.handle, _say)
 
 

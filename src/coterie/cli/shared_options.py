@@ -149,7 +149,8 @@ Jobs = Annotated[
     int,
     typer.Option(
         min=1,
-        help="Processes that play runs side by side: on the CPU up to one a core; on one GPU, one is the fastest.",
+        help="Processes that play runs side by side: on the CPU up to one a core; on one GPU one is the fastest, "
+        "unless NVIDIA's multi-process service (MPS) lets several compute at the same time: then a few are.",
         rich_help_panel=COMPUTING,
     ),
 ]

@@ -219,12 +219,12 @@ def paired_interval(
     ConfigError
         If more samples differ than there are.
     """
-    from scipy import stats
+    from scipy.special import ndtri
 
     first, second, count = (np.asarray(each, dtype=np.float64) for each in (gained, lost, samples))
     if ((first < 0) | (second < 0) | (first + second > count)).any():
         raise ConfigError("of a client's samples no more can be answered differently than there are")
-    z = float(stats.norm.ppf((1 + level) / 2))
+    z = float(ndtri((1 + level) / 2))
     with np.errstate(divide="ignore", invalid="ignore"):
         middle = (first - second) / count
         low = _root(first, second, count, z, np.full_like(middle, -1.0), middle)

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from coterie.errors import ConfigError
 
+_COUNTED = 50  # differences up to which chance is counted out and not approximated
 _DECIMALS = 12  # accuracies are ratios of small integers: differences closer than this are rounding, not data
 
 
@@ -65,8 +66,6 @@ def wilcoxon(first: ArrayLike, second: ArrayLike) -> PairedTest:
     ConfigError
         If the two are not one score a client each.
     """
-    from scipy import stats  # takes a second to import, and few commands compare
-
     one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if one.ndim != 1 or one.shape != other.shape:
         raise ConfigError(
@@ -82,8 +81,31 @@ def wilcoxon(first: ArrayLike, second: ArrayLike) -> PairedTest:
     median = float(np.median(difference))
     if not len(unequal):
         return PairedTest(1.0, 0.0, clients, ties, median)
-    outcome = stats.wilcoxon(unequal)
-    return PairedTest(float(outcome.pvalue), float(outcome.statistic), clients, ties, median)
+    pvalue, statistic = (_by_counting if len(unequal) <= _COUNTED else _by_normal)(unequal)
+    return PairedTest(pvalue, statistic, clients, ties, median)
+
+
+def _by_counting(differences: NDArray[np.float64]) -> tuple[float, float]:
+    from scipy import stats  # takes most of a second to import
+
+    outcome = stats.wilcoxon(differences)
+    return float(outcome.pvalue), float(outcome.statistic)
+
+
+def _by_normal(differences: NDArray[np.float64]) -> tuple[float, float]:
+    """Give the p-value and the smaller rank sum of many differences, of which none is 0, as ``scipy.stats`` does.
+
+    Under chance the sum of the positive ones' ranks is normal to a good approximation, with mean ``n (n + 1) / 4`` and
+    variance ``(n (n + 1) (2 n + 1) − Σ (t³ − t) / 2) / 24`` for ties of t differences of one size.
+    """
+    from scipy.special import ndtr
+
+    _, which, tied = np.unique(np.abs(differences), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(tied) - (tied - 1) / 2)[which]
+    up, count = float(ranks[differences > 0].sum()), float(len(differences))
+    expected, sizes = count * (count + 1) / 4, tied.astype(np.float64)
+    spread = math.sqrt((count * (count + 1) * (2 * count + 1) - float((sizes**3 - sizes).sum()) / 2) / 24)
+    return 2 * float(ndtr(-abs((up - expected) / spread))), min(up, count * (count + 1) / 2 - up)
 
 
 @dataclass(frozen=True)
@@ -178,10 +200,10 @@ def mcnemar(gained: ArrayLike, lost: ArrayLike) -> NDArray[np.float64]:
     >>> mcnemar([5, 1], [0, 1]).tolist()
     [0.0625, 1.0]
     """
-    from scipy import stats
+    from scipy.special import bdtr  # scipy.stats takes four times as long to import
 
     one, other = np.asarray(gained, dtype=np.int64), np.asarray(lost, dtype=np.int64)
-    tail = np.asarray(stats.binom.cdf(np.minimum(one, other), one + other, 0.5), dtype=np.float64)
+    tail = np.asarray(bdtr(np.minimum(one, other).astype(np.float64), one + other, 0.5), dtype=np.float64)
     return np.minimum(1.0, 2.0 * tail)
 
 

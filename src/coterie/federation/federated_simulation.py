@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +39,15 @@ class Federation:
         The method with the server's state; the clients' states lie at the nodes.
     remote
         The simulation's exchange.
+    members
+        Who was a member when it was put together.
     """
 
     agreement: Agreement
     population: Population
     simulation: Simulation
     remote: RemoteExchange
+    members: frozenset[int]
 
     def learn_sizes(self) -> None:
         """Take over the sizes of members that joined since."""
@@ -62,8 +65,9 @@ def make_federation(
     header: Mapping[str, Any],
     terms: Terms,
     report: Listener,
+    known: Collection[int],
 ) -> Federation:
-    """Put the server's half together.
+    """Put the server's half together; ``known`` are those who were there when the run began, or came since.
 
     A ``ConfigError`` says that the method starts from every member's number of samples, and one is not there.
     """
@@ -75,7 +79,8 @@ def make_federation(
     # Of samples that lie elsewhere only the number is known, and nothing here is as large as that number.
     population = blank_population(agreement, {split: [min(size, 1) for size in each] for split, each in sizes.items()})
     algorithm = registry.make(config.algorithm, config.settings)
-    everyone = population.roles.trainers
+    # Who comes later is no member until its first round is over, where the method has a way to welcome it.
+    first = torch.tensor(sorted(known)) if algorithm.settles else population.roles.trainers
 
     def fresh(client: int) -> Tensor:
         return fresh_row(config, agreement, client)
@@ -83,12 +88,12 @@ def make_federation(
     engine = engine_of(config, population)
     for split in engine.sizes:
         engine.sizes[split], engine.host_sizes[split] = torch.tensor(sizes[split]), torch.tensor(sizes[split])
-    simulation = Simulation(algorithm, engine, fresh=fresh, members=everyone, local=config.local_patterns)
+    simulation = Simulation(algorithm, engine, fresh=fresh, members=first, local=config.local_patterns)
     begin = simulation.clients.rows
     blank = blank_engine(engine, agreement)
     # Nodes make their first state themselves. They are told everybody's sizes only where it depends on them.
     local = config.local_patterns
-    plain = Simulation(algorithm, blank, fresh=fresh, members=everyone, keep="disk", local=local).clients.rows
+    plain = Simulation(algorithm, blank, fresh=fresh, members=first, keep="disk", local=local).clients.rows
     common = dict(header)
     if any(not _equal_rows(plain[name], rows, members) for name, rows in begin.items()):
         if not all(sizes["train"]):
@@ -101,7 +106,7 @@ def make_federation(
     replies = ReplySchema(blank, simulation.tasks, simulation.clients.gather(torch.tensor([0])))
     remote = RemoteExchange(agreement, transport, membership, common, terms, report, replies)
     simulation.exchange, simulation.clients = remote, ClientStates({})
-    return Federation(agreement, population, simulation, remote)
+    return Federation(agreement, population, simulation, remote, frozenset(first.tolist()))
 
 
 def _equal_rows(first: Tensor, second: Tensor, count: int) -> bool:

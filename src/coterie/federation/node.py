@@ -7,7 +7,7 @@ import hashlib
 import math
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from coterie.federation.node_state import NodeState, save_sealed
 from coterie.federation.party_data import own_population
 from coterie.federation.privacy_ledger import Ledger
 from coterie.federation.resident import Means, Resident, Residents, Timed, check_code
-from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST, check_message
+from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST, check_message, kind_of
 from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack, without_folders
 from coterie.models.batch_norm import statistics_state
 from coterie.rows import Rows
@@ -57,6 +57,11 @@ class Node:
         Whether to begin anew where the state that the server counts on is not there.
     means
         What it computes with, and what it lets itself be asked.
+
+    Attributes
+    ----------
+    while_computing
+        Entered while a task runs: a process that is a node and nothing else may treat its memory differently then.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Node:
         self.agreement, self.client, self.folder = agreement, client, folder
         self.means = means or Means()
         check_code(agreement, self.means)
+        self.while_computing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._dataset, self._lost_is_fine = dataset, lost_is_fine
         self._residents = Residents(agreement, client, self.means, folder)
         self._populations: dict[bool, Population] = {}  # of methods that federate, and of others
@@ -161,14 +167,13 @@ class Node:
 
     def _work(self, envelope: Envelope, resident: Resident, state: NodeState, digest: bytes) -> Rows:
         header = envelope.header
-        purpose, task = str(header["purpose"]), str(header["task"])
-        message = envelope.under("message")
+        call, task = Call(int(header["round"]), str(header["purpose"]), int(header["exchange"])), str(header["task"])
+        message, purpose = envelope.under("message"), kind_of(call)
         known = {each.purpose for each in resident.seen if each.task == task and not each.up}
         if task not in resident.simulation.tasks or (known and purpose not in known):
             raise Rejected(f"it asks for the task {task!r} in {purpose!r}, where the method has none of that name")
         self._check(message, resident, purpose, task)
         self.means.check(resident.simulation.tasks[task])
-        call = Call(int(header["round"]), purpose, int(header["exchange"]))
         before = state.rows(str(header.get("base") or ""))
         rows = {name: value.unsqueeze(0) for name, value in message.items()}
         if self._ledger is None:
@@ -197,7 +202,7 @@ class Node:
         engine = resident.simulation.engine
         timed = Timed(resident.simulation.tasks[task], self.means.max_seconds)
         one = torch.tensor([self.client], device=engine.device)
-        with engine.rounding():
+        with engine.rounding(), self.while_computing():
             changes, reply = engine.run(timed, one, _moved(before, engine.device), _moved(rows, engine.device), call)
         after = before | {name: value.to(before[name].device, before[name].dtype) for name, value in changes.items()}
         reply = _moved(reply, torch.device("cpu"))

@@ -7,7 +7,7 @@ round together with their first reply.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from coterie.evaluation import metrics as metric_table
 from coterie.federation.agreement import Agreement
 from coterie.federation.membership import Membership
 from coterie.federation.node import WORK
+from coterie.federation.outgoing import PackedWhenSent
 from coterie.federation.reply_schema import ReplySchema
-from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST
+from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST, WELCOME
 from coterie.federation.transport import Failure, Transport
 from coterie.federation.update_bound import too_large, update_norms
 from coterie.federation.wire import Envelope, Rejected, TensorSpec, check, check_header, pack, sentence, unpack
@@ -184,6 +185,9 @@ class RemoteExchange:
         replies = self._bounded(request, self._send(call, request.task, messages))
         if len(replies.clients) < min(self.terms.minimum, len(messages)) or not len(replies.clients):
             self._void = self._void or call.purpose == "round"
+            if call.purpose == WELCOME:  # then what they replied before does not count either
+                for client in messages:
+                    self._accepted.pop(client, None)
             raise NoReplies
         self._accepted |= {client: self._token(call) for client in replies.clients.tolist()}
         return replies
@@ -211,13 +215,15 @@ class RemoteExchange:
         present = self.membership.present
         evaluation = self._evaluation if call.purpose in ("round", EVALUATE) else None
         self._evaluation = None if evaluation is not None else self._evaluation
-        blocks = {}
-        for client in present:
-            if client in messages or evaluation is not None:
-                mine = messages.get(client)
-                blocks[client] = self._pack(call, client, task if mine is not None else None, mine or {}, evaluation)
-        asked = list(blocks)
-        self.bytes_down += sum(map(len, blocks.values()))
+        asked = [client for client in present if client in messages or evaluation is not None]
+        waiting = self._evaluation
+
+        def packer(client: int) -> Callable[[], bytes]:
+            mine = messages.get(client)
+            asks_for = task if mine is not None else None
+            return lambda: self._pack(call, client, asks_for, mine or {}, evaluation, waiting)
+
+        sent = PackedWhenSent({present[client]: packer(client) for client in asked})
         for client in sorted(messages.keys() - present.keys()):
             self.membership.mark_missing(client)
             self._report(Event(call.round, "no reply", client, "it is not there"))
@@ -225,10 +231,9 @@ class RemoteExchange:
             # Nor do they hear that their last reply counts, until another run or a resumed one tells them.
             for client in sorted({*evaluation.clients.tolist()} - present.keys()):
                 self._report(Event(call.round, "no evaluation", client, "it is not there"))
-        patience = frozenset(present[client] for client in blocks if client not in self._suspects)
-        sent = {present[client]: blocks.pop(client) for client in asked}
+        patience = frozenset(present[client] for client in asked if client not in self._suspects)
         answers = self._transport.exchange(sent, self.terms.deadline, patience or frozenset(sent))
-        sent.clear()  # a model of every member's: there may not be room for these and the replies
+        self.bytes_down += sum(sent.sizes.values())
         replies: dict[int, Rows] = {}
         told: dict[tuple[str, str, str], dict[int, float | None]] = {}
         known = frozenset(evaluation.others) if evaluation is not None else frozenset()
@@ -275,7 +280,16 @@ class RemoteExchange:
             if not (wanted and known and fits) or bool((values.abs() > 1).any()):
                 raise Rejected(f"it tells answers of {sentence(name)!r} that are not one for each of its samples")
 
-    def _pack(self, call: Call, client: int, task: str | None, message: Rows, evaluation: _Evaluation | None) -> bytes:
+    def _pack(
+        self,
+        call: Call,
+        client: int,
+        task: str | None,
+        message: Rows,
+        evaluation: _Evaluation | None,
+        waiting: _Evaluation | None,
+    ) -> bytes:
+        """Pack a message with an evaluation; another may be waiting still, and needs the state that it is of."""
         tensors = {f"message/{name}": value for name, value in message.items()}
         base = self._accepted.get(client, "")
         keep, evaluate = [base] if base else [], None
@@ -283,8 +297,8 @@ class RemoteExchange:
             evaluate, more = evaluation.of(client)
             tensors |= more
             keep += [evaluate["base"]] if evaluate["base"] else []
-        if self._evaluation is not None and client in self._evaluation.bases:
-            keep.append(self._evaluation.bases[client])
+        if waiting is not None and client in waiting.bases:
+            keep.append(waiting.bases[client])
         header = {
             **self._common,
             "kind": WORK,

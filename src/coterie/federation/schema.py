@@ -12,6 +12,7 @@ from torch import Tensor
 
 from coterie.algorithms import registry
 from coterie.algorithms.base import Message, Replies
+from coterie.compute.engine import Call
 from coterie.config import ExperimentConfig
 from coterie.errors import CoterieError
 from coterie.federation.agreement import Agreement
@@ -25,6 +26,8 @@ ANSWERS = "answers"
 """What the names of tensors begin with that say how a node's samples were answered; then the split, and the model."""
 EVALUATE = "evaluate"
 """The purpose under which models travel for evaluation alone."""
+WELCOME = "adapt"
+"""The purpose of the first round of a node that joins late."""
 GLOBAL = "global"
 LAST = "message"
 _SHORT = 64
@@ -37,7 +40,7 @@ class Seen:
     Parameters
     ----------
     purpose
-        What for: ``"round"``, ``"personalise"`` or ``"evaluate"``.
+        What for: ``"round"``, ``"personalise"`` or ``"evaluate"``, or ``"adapt"`` with the number of the exchange.
     task
         The task that was asked for; for evaluation, ``"message"``, ``"global"`` or the model's name.
     up
@@ -66,7 +69,7 @@ class _Watched:
         self.seen: dict[Seen, None] = {}  # in the order in which they were first seen
 
     def deliver(self, request: Request) -> Replies:
-        purpose, task = request.call.purpose, request.task
+        purpose, task = kind_of(request.call), request.task
         self.note_message(purpose, task, request.message)
         replies = self.inner.deliver(request)
         for name, value in replies.rows.items():
@@ -80,6 +83,11 @@ class _Watched:
 
     def note(self, purpose: str, task: str, name: str, value: Tensor, *, up: bool = False, same: bool = False) -> None:
         self.seen.setdefault(Seen(purpose, task, up, name, TensorSpec.of(value), same))
+
+
+def kind_of(call: Call) -> str:
+    """Say what an exchange is for; those of a newcomer's first round differ from one another in what they send."""
+    return f"{WELCOME} {call.exchange}" if call.purpose == WELCOME else call.purpose
 
 
 def observe(config: ExperimentConfig, agreement: Agreement, rounds: int = 2, members: int | None = None) -> list[Seen]:
@@ -120,6 +128,8 @@ def _observed(config: ExperimentConfig, agreement: Agreement, rounds: int) -> li
         for model, own in algorithm.other_models(simulation.server).items():
             for name, value in own.items():
                 watched.note(EVALUATE, model, name, value[0])
+    if algorithm.settles:
+        simulation.adapt(everyone[-1:], rounds, 1)
     return list(watched.seen)
 
 

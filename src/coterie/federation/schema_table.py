@@ -11,7 +11,7 @@ from coterie.compute.loop import LoopEngine
 from coterie.config import SHORTHANDS
 from coterie.federation.agreement import Agreement, Member, Schema
 from coterie.federation.party_data import blank_population, engine_of
-from coterie.federation.schema import EVALUATE, GLOBAL, LAST, Seen, observe
+from coterie.federation.schema import EVALUATE, GLOBAL, LAST, WELCOME, Seen, observe
 
 # Sides that no two of which are equal, so that each can be told by its length.
 _CLIENTS, _CLASSES, _HIDDEN, _PIXELS = 7, 11, 13, (1, 6, 5)
@@ -71,7 +71,8 @@ def lines(algorithm: str, settings: Mapping[str, Any] | None = None) -> list[Ten
             names.setdefault(value, name)
     found: dict[TensorEntry, None] = {}
     for seen in observe(config, agreement):
-        found.setdefault(_entry(seen, names))
+        if not seen.purpose.startswith(WELCOME):
+            found.setdefault(_entry(seen, names))
     return list(found)
 
 

@@ -73,12 +73,13 @@ class FederatedRounds:
         remote.membership.refresh(round_number)
         self.federation.learn_sizes()
         self._record_shares()
-        cohort = draw_cohort(config.seed, round_number, self.trainers, config.participation)
+        members, newcomers = self._members()
+        cohort = draw_cohort(config.seed, round_number, members, config.participation)
         down, up = simulation.traffic.down, simulation.traffic.up
         bytes_down, bytes_up = remote.bytes_down, remote.bytes_up
         self.in_round = True
         remote.begin_round()
-        info = simulation.play_round(cohort, round_number)
+        info = simulation.play_round(cohort, round_number, newcomers)
         remote.end_round(round_number)
         self.in_round = False
         simulation.server = as_restored(simulation.server)
@@ -101,8 +102,21 @@ class FederatedRounds:
             self._prepare_evaluation(round_number)
         return self._end() if round_number == config.rounds else mean
 
+    def _members(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Give who is a member, and who has come since."""
+        known = self._known()
+        new = sorted(self.remote.membership.present.keys() - known)
+        if len(known) == len(self.trainers):
+            return self.trainers, None
+        return torch.tensor(sorted(known)), torch.tensor(new) if new else None
+
+    def _known(self) -> set[int]:
+        """Give who was there when the run began, and those whose first round is over."""
+        return {*self.federation.members, *self.remote.counted}
+
     def state(self) -> tuple[Rows, Rows, dict[str, Any]]:
         more = {
+            "members": sorted(self._known()),
             "counted": {str(client): token for client, token in self.remote.counted.items()},
             "sizes": {str(client): sizes for client, sizes in self.remote.membership.sizes.items()},
         }
@@ -206,7 +220,10 @@ def serve(
         for client, sizes in (before.extra["sizes"] if before is not None else {}).items():
             membership.sizes.setdefault(int(client), sizes)  # of members that are not there now
         terms = Terms(plan.deadline, plan.minimum, plan.max_update)
-        federation = make_federation(config, agreement, transport, membership, header, terms, report)
+        known = set(membership.present)
+        if before is not None:  # a run that was begun by an earlier version had everybody as a member
+            known = set(before.extra.get("members", range(len(agreement.members))))
+        federation = make_federation(config, agreement, transport, membership, header, terms, report, known)
         population, simulation = federation.population, federation.simulation
         if is_new:
             folder.write_facts(INPUTS, describe_inputs(population))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,15 +37,15 @@ class Transport(Protocol):
         ...
 
     def exchange(
-        self, messages: dict[int, bytes], deadline: float, patience: frozenset[int]
+        self, messages: Mapping[int, bytes], deadline: float, patience: frozenset[int]
     ) -> dict[int, bytes | Failure]:
         """Send each node its message and wait for the replies.
 
         Parameters
         ----------
         messages
-            Blocks by the transport's number of the node. What is not needed any more may be taken out: each may be as
-            large as a model.
+            Blocks by the transport's number of the node. Each may be as large as a model, and is made anew whenever it
+            is asked for: whoever sends them one after another holds one at a time.
         deadline
             Seconds to wait at most.
         patience

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coterie.rows import Rows
 
-_BLOCK_ELEMENTS = 2**22  # computed in float64
+_BLOCK_ELEMENTS = 2**17  # computed in float64, a megabyte at a time
 _FEWEST = 3  # replies of which one can be said to stand out
 
 

@@ -25,7 +25,7 @@ def on_host(values: Tensor) -> Tensor:
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Give values that lie on the host on a device, without waiting for what it has to do."""
-    if device.type != "cuda" or values.device.type != "cpu":
+    if device.type != "cuda" or values.device.type != "cpu" or not values.numel():
         return values.to(device)
     # PyTorch keeps the copy in fixed memory until the device has read it.
     return values.pin_memory().to(device, non_blocking=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,6 +20,9 @@ from coterie.runs.storage.answers import Answers, write_answers
 from coterie.simulation.accuracy_matrix import Matrix
 from coterie.simulation.scoring import Score, on_host
 
+Mask = npt.NDArray[np.bool_]
+_GROUPS = 32  # of clients whose samples are remembered
+
 
 class Recorder:
     """Writes what was measured in a round into the run's folder."""
@@ -27,22 +32,29 @@ class Recorder:
         self._config, self._title = config, parts.simulation.algorithm.title
         self._sizes, self._primary = parts.engine.host_sizes, parts.scorer.primary
         self._warned: set[str] = set()  # metrics
-        self._honest = torch.tensor(parts.population.roles.honest)
+        self._honest = np.array(parts.population.roles.honest, dtype=np.int64)
+        self._has: dict[tuple[str, int], tuple[Mask, Tensor]] = {}
 
     def scores(self, round_number: int, scores: list[Score]) -> None:
         for score in map(on_host, scores):
-            # A metric that a client does not have (no samples, one class) is left out; a loss that is NaN is not.
-            has = self._sizes[score.split][score.clients] > 0
-            keep = has if score.metric == "loss" else has & ~score.values.isnan()
-            self._warn_of_fewer(score, int(has.sum()), int(keep.sum()))
+            # A metric that a client does not have (no samples, one class) is left out; a loss that is NaN is not. By
+            # NumPy, whose operations on so few numbers take a tenth of the time.
+            clients, values, has = score.clients.numpy(), score.values.numpy(), self._with_samples(score)
+            keep = has if score.metric == "loss" else has & ~np.isnan(values)
+            self._warn_of_fewer(score, has, keep)
             self.folder.metrics.append(
-                round_number,
-                score.model,
-                score.split,
-                score.metric,
-                score.values[keep].numpy(),
-                score.clients[keep].numpy(),
+                round_number, score.model, score.split, score.metric, values[keep], clients[keep]
             )
+
+    def _with_samples(self, score: Score) -> Mask:
+        """Say which clients have samples of a score's split: the same in every round, so found out once."""
+        key = score.split, id(score.clients)
+        if key not in self._has:
+            if len(self._has) >= _GROUPS:
+                self._has.clear()
+            # The clients are held, so that no other tensor is found at their address.
+            self._has[key] = (self._sizes[score.split][score.clients] > 0).numpy(), score.clients
+        return self._has[key][0]
 
     def answers(self, round_number: int, scores: list[Score]) -> None:
         """Record how each validation and each test sample was answered, where that was asked for."""
@@ -56,7 +68,8 @@ class Recorder:
         for split, answers in found.items():
             write_answers(self.folder.path, round_number, answers, split)
 
-    def _warn_of_fewer(self, score: Score, count: int, defined: int) -> None:
+    def _warn_of_fewer(self, score: Score, has: Mask, keep: Mask) -> None:
+        count, defined = int(has.sum()), int(keep.sum())
         if score.split == "test" and defined < count and score.metric not in self._warned:
             self._warned.add(score.metric)
             warnings.warn(
@@ -117,5 +130,5 @@ class Recorder:
             for score in scores:
                 if (score.model, score.split, score.metric) == (model, "test", self._primary):
                     score = on_host(score)
-                    return float(score.values[torch.isin(score.clients, self._honest)].nanmean())
+                    return float(score.values[torch.from_numpy(np.isin(score.clients.numpy(), self._honest))].nanmean())
         return None

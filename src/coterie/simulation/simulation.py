@@ -153,7 +153,7 @@ class Simulation:
         """Say who takes part in the round after the next: their rows are brought while that one is played."""
         self.placement.expect(clients)
 
-    def play_round(self, clients: Tensor, round_number: int) -> Info:
+    def play_round(self, clients: Tensor, round_number: int, newcomers: Tensor | None = None) -> Info:
         """Play one round and commit it; if it does not end, nothing has changed.
 
         Parameters
@@ -162,6 +162,9 @@ class Simulation:
             Who takes part, in increasing order.
         round_number
             The round, counted from 1.
+        newcomers
+            Clients that no round has asked before while others trained, in increasing order: they play their first
+            round as the method welcomes them, beside that of the others, and then stay.
 
         Returns
         -------
@@ -172,8 +175,11 @@ class Simulation:
         self.placement.begin(clients)
         with self._attempt():
             before = self.clients.rows
+            welcomed = None if newcomers is None else self._welcomed(newcomers, round_number)
             try:
                 server, info = self._played(cohort, "round")
+                if welcomed is not None:
+                    server = self.algorithm.admit(server, *welcomed)
             except NoReplies:
                 self.clients.rows = before
                 server, info = self.server, {}
@@ -187,6 +193,24 @@ class Simulation:
         self.commit()
         self.placement.end()
         return info
+
+    def _welcomed(self, newcomers: Tensor, round_number: int) -> tuple[State, Tensor] | None:
+        """Play the first round of newcomers; give the server's state after it and who replied, if anybody did."""
+        cohort, replied = self.cohort(newcomers, round_number), set[int]()
+        deliver = self._asks(cohort, "adapt")
+
+        def noted(ask: Ask) -> Replies:
+            replies = deliver(ask)
+            replied.update(replies.clients.tolist())
+            return replies
+
+        before = self.clients.rows
+        try:
+            server, _ = play(self._script("welcome", cohort), noted, f"{self.algorithm.title}, welcome")
+        except NoReplies:
+            self.clients.rows = before
+            return None
+        return server, newcomers.new_tensor(sorted(replied))
 
     def commit(self) -> None:
         """Let what was played count: write changed rows to their places. One that was interrupted is called again."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from safetensors.numpy import load_file
 from coterie import api
 from coterie.errors import RunFolderError
 from coterie.results import Result
-from coterie.runs.storage import MetricsLog, RunFolder, events
+from coterie.runs.storage import MetricsLog, RunFolder, events, seals
 from coterie.runs.storage.atomic_files import append_lines
 from coterie.runs.storage.timings_log import TimingsLog
 from tests.small_runs import SMALL
@@ -79,6 +83,43 @@ def test_every_byte_of_a_part_is_guarded(tmp_path: Path) -> None:
             file.write_bytes(flipped(content, place))
             with pytest.raises(RunFolderError, match="is damaged"):
                 MetricsLog(tmp_path).read()
+
+
+@pytest.mark.parametrize("before", [0, 5, 2**22 - 40, 2**22, 2**22 + 7, 2**23 - 3])
+@pytest.mark.parametrize("after", [0, 3, 2**22 - 17, 2**22 + 1])
+def test_a_seal_is_found_wherever_blocks_begin(tmp_path: Path, before: int, after: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"a" * before + seals.BLANK.encode() + b"b" * after)
+    seals.seal(path)
+    blank, content = seals.BLANK.encode(), path.read_bytes()
+    digest = hashlib.sha256(b"a" * before + blank + b"b" * after).hexdigest().encode()
+    assert content == b"a" * before + blank[:-64] + digest + b"b" * after
+    seals.check_seal(path)
+    for at in {0, before // 2, len(content) - 1}:
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with contextlib.suppress(RunFolderError):
+            seals.check_seal(path)
+            assert before <= at < before + 15, "only without its mark is a file taken as it is"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_a_large_file_is_checked_without_being_held(tmp_path: Path) -> None:
+    """A model's file would otherwise count as this process's memory, beside the model."""
+    path = tmp_path / "file"
+    path.write_bytes(seals.BLANK.encode() + b"b" * 2**26)
+    code = """
+import resource, sys
+from pathlib import Path
+from coterie.runs.storage import seals
+def most():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+path, before = Path(sys.argv[1]), most()
+seals.seal(path)
+seals.check_seal(path)
+print(most() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2**25
 
 
 def test_other_programs_read_sealed_files(whole: Path) -> None:

@@ -22,6 +22,7 @@ from coterie.algorithms.server_math.line_search import armijo_accepts, trial_ste
 from coterie.algorithms.server_math.min_norm import min_norm_point
 from coterie.errors import AlgorithmError
 from coterie.rows import column_blocks, gram, norms
+from coterie.rows.host_copies import to_device
 
 __all__ = [
     "CommonDescent",
@@ -167,8 +168,8 @@ def common_descent(
     fair_row = gradients.new_zeros(0, gradients.shape[1])
     if fair and not mean_direction:
         # From the gradients as they are: of the rescaled ones, the sum is not the gradient of F.
-        fair_row = _combine((gradients,), fairness_coefficients(losses).to(device)).unsqueeze(0)
-    parts = (gradients, gradients[:0] if history is None else history, fair_row)
+        fair_row = _combine((gradients,), to_device(fairness_coefficients(losses), device)).unsqueeze(0)
+    parts = _widened((gradients, gradients[:0] if history is None else history, fair_row))
     products = _joint_gram(parts).cpu()
     if not bool(products.isfinite().all()) or not bool(losses.isfinite().all()):
         raise AlgorithmError("a common descent needs finite gradients and losses, but some are not finite")
@@ -189,13 +190,17 @@ def common_descent(
     else:
         weights, used, fate = _weigh(products, factors, mu, fair)
         shares = weights * factors
-    raw = -_combine(parts, shares.to(device))
-    length = float(raw.norm())
-    scale = 1.0 if mean_direction or length == 0 else float(_combine((gradients,), mean.to(device)).norm()) / length
-    direction = (raw * scale).to(gradients.dtype)
-    slopes = torch.cat([_products(part, direction) for part in parts]).cpu()
+    raw = -_combine(parts, to_device(shares, device))
+    norm = raw.norm()
+    ratio = torch.ones_like(norm)
+    if not mean_direction:
+        ratio = torch.where(norm == 0, ratio, _combine(parts[:1], to_device(mean, device)).norm() / norm)
+    direction = (raw * ratio).to(gradients.dtype)
+    found = [*(_products(part, direction) for part in parts), torch.stack([norm, ratio, direction.double().norm()])]
+    slopes, rest = torch.cat(found).cpu().split([sum(sizes), 3])  # all at once: to read from a GPU is to wait for it
+    length, scale, reach = rest.tolist()
     # Near a Pareto stationary point rounding can cost a column its descent: no step is better than a broken promise.
-    rounding = 1e-15 * torch.cat(lengths) * float(direction.double().norm())
+    rounding = 1e-15 * torch.cat(lengths) * reach
     descends = mean_direction or bool((slopes < -rounding)[used].all())
     stationary = length == 0 or length < _STATIONARY * mu or not descends
     if stationary:
@@ -205,15 +210,15 @@ def common_descent(
         direction=direction,
         raw=raw.to(gradients.dtype),
         scale=scale,
-        online_weights=weights[:online].to(device),
-        history_weights=weights[online:both].to(device),
+        online_weights=to_device(weights[:online], device),
+        history_weights=to_device(weights[online:both], device),
         fair_weight=float(weights[both:].sum()),
         mu=mu,
-        online_kept=used[:online].to(device),
-        history_kept=used[online:both].to(device),
+        online_kept=to_device(used[:online], device),
+        history_kept=to_device(used[online:both], device),
         fair=fate,
         stationary=stationary,
-        slopes=slopes[:online].to(device),
+        slopes=to_device(slopes[:online], device),
         fair_slope=float(slopes[both]) if fate == "kept" else None,
     )
 
@@ -258,6 +263,12 @@ def drift_factors(
     limit = torch.where(served < 0, inner < 0, inner + served < 0)
     gamma = torch.where(binds & limit, slope / (slope + inner.abs()), 1.0)
     return gamma.amin(1)
+
+
+def _widened(parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Give matrices in float64 once and for all, where one block of columns is all of them."""
+    blocks = column_blocks(parts[0], sum(map(len, parts)))
+    return tuple(part.double() for part in parts) if next(blocks).shape == parts[0].shape else parts
 
 
 def _joint_gram(parts: tuple[Tensor, ...]) -> Tensor:

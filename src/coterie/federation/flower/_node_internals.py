@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
     PullMessagesRequest,
+    PullMessagesResponse,
     PushMessagesRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -99,11 +101,28 @@ class NodeCalls:
 
     def take(self, node_id: int) -> ReceivedMessage | None:
         """Take the next message, if there is one; a SuperLink gives each once."""
-        request = PullMessagesRequest(node=Node(node_id=node_id))
-        found = persist(lambda: self._client.PullMessages(request))
+        request, was_cut = PullMessagesRequest(node=Node(node_id=node_id)), False
+
+        def pull() -> PullMessagesResponse:
+            nonlocal was_cut
+            try:
+                return self._client.PullMessages(request)
+            except httpx.TransportError as error:
+                was_cut = was_cut or not isinstance(error, httpx.ConnectError)  # before which nothing was asked
+                raise
+
+        found = persist(pull)
         if not found.messages_list:
+            if was_cut:
+                self._begin_anew(node_id)
             return None
         return ReceivedMessage(metadata_from_proto(found.messages_list[0].metadata), found.message_object_trees[0])
+
+    def _begin_anew(self, node_id: int) -> None:
+        """Have a run send its message again: it may have been given to a call whose answer never came."""
+        for call in (lambda: self.deactivate(node_id), self.activate):
+            with contextlib.suppress(httpx.HTTPStatusError):  # it counts as gone, or as running, already
+                persist(call)
 
     def complete(self, node_id: int, received: ReceivedMessage) -> Message | None:
         """Fetch what a message consists of, or give ``None`` while not all of that is at the SuperLink."""
@@ -128,9 +147,9 @@ class NodeCalls:
     def reply(self, node_id: int, reply: Message) -> None:
         """Send a reply with all that it consists of."""
         node, run = Node(node_id=node_id), reply.metadata.run_id
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        with no_object_id_recompute():
+        with no_object_id_recompute():  # each of them costs a copy of what it is the id of
             tree = get_object_tree(reply)
+            reply.metadata.__dict__["_message_id"] = tree.object_id
             head = message_to_proto(remove_content_from_message(reply))
             request = PushMessagesRequest(node=node, messages_list=[head], message_object_trees=[tree])
             answer = persist(lambda: self._client.PushMessages(request))

@@ -14,7 +14,7 @@ from coterie.federation.flower._internals import NODE_AWAY, hasten_objects
 from coterie.federation.flower.bells import of_messages, of_replies
 from coterie.federation.flower.certificates import to_openssh
 from coterie.federation.flower.messages import content_of, empty, take_block
-from coterie.federation.flower.returned_memory import return_free_memory, share_free_memory
+from coterie.federation.returned_memory import return_free_memory, return_large_blocks, share_free_memory
 from coterie.federation.transport import Failure, Transport
 
 Settings = Mapping[str, str | int | float | bool]
@@ -42,12 +42,13 @@ class FlowerGrid:
         self._sent, self._replied = of_messages(server), of_replies(server)
         hasten_objects()
         share_free_memory()
+        return_large_blocks()
 
     def nodes(self) -> dict[int, str]:
         return {int(node.node_id): to_openssh(node.public_key) for node in self._grid.get_nodes()}
 
     def exchange(
-        self, messages: dict[int, bytes], deadline: float, patience: frozenset[int]
+        self, messages: Mapping[int, bytes], deadline: float, patience: frozenset[int]
     ) -> dict[int, bytes | Failure]:
         began = looked = time.monotonic()
         active = self._activations()
@@ -55,6 +56,7 @@ class FlowerGrid:
         for node in messages:
             waiting |= self._push(node, messages[node], deadline)
         self._sent.ring()  # once: a node that asks while its own is on its way waits for the parts of it
+        return_free_memory()
         replies: dict[int, bytes | Failure] = {}
         until = began + deadline
         while waiting and time.monotonic() < until:
@@ -64,7 +66,6 @@ class FlowerGrid:
                 node = waiting.get(reply.metadata.reply_to_message_id, -1)
                 if node >= 0:
                     replies[node] = _failure(reply) if reply.has_error() else take_block(reply)
-                    messages.pop(node, None)
                     waiting = {identifier: other for identifier, other in waiting.items() if other != node}
             if waiting and time.monotonic() - looked > _RESTARTS:
                 looked, before, active = time.monotonic(), active, self._activations()

@@ -20,7 +20,7 @@ from coterie.federation.flower._internals import NODE_RAISED
 from coterie.federation.flower._node_internals import NodeCalls, NotThere, ReceivedMessage
 from coterie.federation.flower.messages import content_of, empty, take_block
 from coterie.federation.flower.persistent_calls import CutOff, is_refusal, words_of
-from coterie.federation.flower.returned_memory import return_free_memory
+from coterie.federation.returned_memory import return_free_memory
 from coterie.federation.transport import Failure
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from coterie.federation.flower import key_claims
-from coterie.federation.flower._internals import NODES_PATH, NodeSignatures
+from coterie.federation.flower._internals import NODES_PATH, PULL_PATH, NodeSignatures
 from coterie.federation.flower.held_calls import HeldCalls
 
 _NODES = re.compile(re.escape(NODES_PATH) + "[a-z-]+")
@@ -84,9 +84,9 @@ class Gate:
                 if scope["path"] == key_claims.PATH:
                     await self._claim(member, receive, send)
                 else:
-                    if self._held is not None:
-                        await self._held.hold(member, scope["path"])
-                    await self._forward(scope, receive, send, self._limit)
+                    waiting = await self._hold(member, scope["path"], receive)
+                    if waiting is not None:
+                        await self._forward(scope, waiting, send, self._limit)
             elif _JOINING.fullmatch(scope["path"]):
                 # Refused by the SuperLink, in words by which a node's program ends and says why: to our 401 it ends as
                 # if all were well.
@@ -106,6 +106,31 @@ class Gate:
                     await self._client.aclose()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+    async def _hold(self, member: bytes, path: str, receive: Receive) -> Receive | None:
+        """Hold a call that would be in vain; give what receives the rest of it, or ``None`` if its node went away."""
+        if self._held is None:
+            return receive
+        if path != PULL_PATH:
+            await self._held.hold(member, path)
+            return receive
+        first = await receive()
+        more = asyncio.ensure_future(receive())
+        await self._held.hold(member, path)
+        if more.done() and more.result()["type"] == "http.disconnect":
+            # Not passed on: the SuperLink would give the next message to nobody.
+            self._held.forget(member)
+            return None
+        pieces = [first]
+        if first.get("more_body", False):
+            pieces.append(await more)
+        else:
+            more.cancel()
+
+        async def rest() -> MutableMapping[str, Any]:
+            return pieces.pop(0) if pieces else await receive()
+
+        return rest
 
     async def _claim(self, member: bytes, receive: Receive, send: Send) -> None:
         body, more = b"", True

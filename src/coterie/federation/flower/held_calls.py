@@ -48,6 +48,10 @@ class HeldCalls:
         # Taken before the call is passed on: what is sent from here on rings again.
         self._asked[member] = self._bell.last()
 
+    def forget(self, member: bytes) -> None:
+        """Take a member's last call as not made."""
+        self._asked.pop(member, None)
+
     async def _rung(self, since: int) -> None:
         while self._bell.last() == since:
             await asyncio.sleep(LOOK)

@@ -23,7 +23,7 @@ from coterie.federation.flower.executor import Executor
 from coterie.federation.flower.expiry import warnings_of
 from coterie.federation.flower.key_claims import KeyClaim
 from coterie.federation.flower.persistent_calls import CutOff
-from coterie.federation.flower.returned_memory import share_free_memory
+from coterie.federation.returned_memory import return_large_blocks, share_free_memory
 
 _LEAST = 0.05  # seconds between calls for a message, at least
 _BUSY = 2.0  # times what the last call took: a server that is slow to answer is not asked more often for it
@@ -61,6 +61,7 @@ def run_node(place: NodePlace, handle: Callable[[bytes], bytes], say: Callable[[
     What waiting does not mend is a :class:`~coterie.errors.ConfigError`.
     """
     share_free_memory()
+    return_large_blocks()
     keep_connections()
     claim = KeyClaim(place.server, place.ca, certificates.read_node_key(place.key), place.folder, say)
     claim.wait()

@@ -19,10 +19,10 @@ from coterie.errors import ConfigError
 # On Linux a process can ask for a signal when its parent dies (PR_SET_PDEATHSIG is 1). Without it a SuperLink whose
 # parent was killed would go on and keep its port.
 _END_WITH_PARENT = """\
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
 if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[2], sys.argv[2:])
+    os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -86,6 +86,13 @@ def serverapp(address: str, ca: Path, token: Path) -> list[str]:
     ]
 
 
+def tied(command: Sequence[str], number: signal.Signals = signal.SIGTERM) -> list[str]:
+    """Give a command line that on Linux is sent a signal when the thread that starts it ends, and else the same."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), str(int(number)), *command]
+
+
 def start(
     command: Sequence[str], env: Mapping[str, str], log: Path, *, private: bool = False
 ) -> subprocess.Popen[bytes]:
@@ -93,11 +100,10 @@ def start(
 
     The log, and what a ``private`` process writes, are for this user alone.
     """
-    tied = [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid())] if sys.platform == "linux" else []
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
         return subprocess.Popen(
-            [*tied, *command],
+            tied(command),
             env=dict(env),
             stdin=subprocess.DEVNULL,
             stdout=file,

@@ -10,8 +10,8 @@ from typing import Any
 import uvicorn
 
 from coterie.federation.flower._superlink_internals import check_signatures_once, shorten_calls, take_server
-from coterie.federation.flower.returned_memory import return_large_blocks
 from coterie.federation.flower.superlink_door import Door
+from coterie.federation.returned_memory import return_large_blocks
 
 KEEP_ALIVE = 75
 """Seconds that a connection stays open between two calls: a new one costs both sides more than a call does."""

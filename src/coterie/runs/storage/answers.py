@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import replacing
@@ -26,12 +28,17 @@ Answers = dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]
 
 def write_answers(path: Path, round_number: int, found: Answers, split: str = "test") -> None:
     """Write the answers to the samples of a split."""
-    frames = [
-        pd.DataFrame({"round": np.int32(round_number), "model": model, "client": clients, "answer": answers})
-        for model, (clients, answers) in found.items()
-    ]
+    clients, answers = zip(*found.values(), strict=True)
+    sizes = [len(each) for each in answers]
+    which = pa.array(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
+    columns = {
+        "round": pa.array(np.full(sum(sizes), round_number, dtype=np.int32)),
+        "model": pa.DictionaryArray.from_arrays(which, pa.array(list(found), pa.string())).dictionary_decode(),
+        "client": pa.array(np.concatenate(clients)),
+        "answer": pa.array(np.concatenate(answers)),
+    }
     with replacing(path / ANSWERS[split]) as draft:
-        pd.concat(frames, ignore_index=True).to_parquet(draft, index=False, compression="zstd")
+        pq.write_table(pa.table(columns), draft, compression="zstd")
 
 
 def keep_answers(path: Path, round_number: int) -> None:

@@ -18,6 +18,7 @@ from coterie.runs.storage.atomic_files import read_json, write_json
 from coterie.runs.storage.format_versions import check_format, stamp
 from coterie.runs.storage.matrix_log import MatrixLog
 from coterie.runs.storage.seals import BLANK, check_seal, seal
+from coterie.yaml_file import PLAIN_LOADER
 
 CONFIG = "config.yaml"
 ABOUT = "run.json"
@@ -29,9 +30,6 @@ SHARES = "shares.parquet"
 CLIENT_NAMES = "clients.json"
 """The file with the clients' names, of a run whose clients nobody sees into: that of a federation's server."""
 SUMMARY = "summary.json"
-_LOADER: type[yaml.SafeLoader] = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # in C, where it was built: ten times as fast
 FORMAT = 1
 """The format of the folder: which files there are and what is in them, checkpoints apart, which have their own."""
 
@@ -68,7 +66,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if (path / ABOUT).exists() and file.exists():
         read_about(path)  # first: another format may have another configuration
     try:
-        config = yaml.load(file.read_text(encoding="utf-8"), Loader=_LOADER)
+        config = yaml.load(file.read_text(encoding="utf-8"), Loader=PLAIN_LOADER)
     except FileNotFoundError:
         raise RunFolderError(f"{path} is not a run's folder: it holds no {CONFIG}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

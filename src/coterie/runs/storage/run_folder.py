@@ -42,7 +42,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import pandas as pd
-import yaml
 from torch import Tensor
 
 from coterie.errors import RunFolderError
@@ -71,6 +70,7 @@ from coterie.runs.storage.run_files import (
 )
 from coterie.runs.storage.timings_log import TimingsLog
 from coterie.user_code import Copies
+from coterie.yaml_file import yaml_text
 
 
 class RunFolder:
@@ -184,8 +184,7 @@ class RunFolder:
         if self.checkpoints.rounds():
             raise RunFolderError(f"{self.path} has checkpoints: its configuration can no longer change")
         with _reported(self.path):
-            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-            write_text(self.path / CONFIG, text)
+            write_text(self.path / CONFIG, yaml_text(config))
         self._use(read_config(self.path))  # as a resumed run will find it
 
     def lengthen(self, rounds: int) -> None:
@@ -198,8 +197,7 @@ class RunFolder:
                 keep_answers(self.path, self._config["rounds"])
                 begun_with = {"rounds": self._config["rounds"], **self._begun_with}
                 write_json(self.path / ABOUT, {**read_about(self.path), BEGUN_WITH: begun_with})
-                text = yaml.safe_dump({**self._config, "rounds": rounds}, sort_keys=False, allow_unicode=True)
-                write_text(self.path / CONFIG, text)
+                write_text(self.path / CONFIG, yaml_text({**self._config, "rounds": rounds}))
                 self._use(read_config(self.path))
             summary = self.summary()
             if summary is not None and summary["rounds"] < self._config["rounds"]:

@@ -24,7 +24,7 @@ _BLOCK = 2**22
 def seal(path: Path) -> None:
     """Put the checksum of a file into its blank."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
-        begin = content.rfind(BLANK.encode()) + len(_MARK)
+        begin = _last(content, BLANK.encode()) + len(_MARK)
         if begin < len(_MARK):
             raise ValueError(f"{path} has no blank for a seal")
         content[begin : begin + _DIGITS] = _digest(content, begin).encode()
@@ -37,7 +37,7 @@ def check_seal(path: Path) -> None:
         if not file.seek(0, 2):
             raise RunFolderError(f"{path} is damaged (it is empty): put a copy of it back")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            begin = content.rfind(_MARK) + len(_MARK)
+            begin = _last(content, _MARK) + len(_MARK)
             if begin >= len(_MARK) and content[begin : begin + _DIGITS] != _digest(content, begin).encode():
                 raise RunFolderError(
                     f"{path} is damaged (it does not match its checksum): put a copy of it back, or run it again"
@@ -52,4 +52,21 @@ def _digest(content: mmap.mmap, begin: int) -> str:
             found.update(b"0" * _DIGITS)
         for at in range(part, end, _BLOCK):
             found.update(content[at : min(at + _BLOCK, end)])
+            _let_go(content, at)
     return found.hexdigest()
+
+
+def _last(content: mmap.mmap, text: bytes) -> int:
+    """Find the last place of a text in a file, -1 if there is none."""
+    for end in range(len(content), 0, -_BLOCK):
+        found = content.rfind(text, max(0, end - _BLOCK - len(text)), end)
+        _let_go(content, max(0, end - _BLOCK - len(text)))
+        if found >= 0:
+            return found
+    return -1
+
+
+def _let_go(content: mmap.mmap, begin: int) -> None:
+    """Let go of the pages of a block that was read: they stay in the system's memory, but do not count as ours."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        content.madvise(mmap.MADV_DONTNEED, begin - begin % mmap.PAGESIZE)

@@ -6,6 +6,7 @@ One JSON object a line, for instance ``{"round": 3, "training": 0.21, "evaluatio
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,8 @@ class TimingsLog:
 
     def total(self) -> float:
         """Give the seconds of all rounds together; a round that was redone after a kill counts once."""
-        return float(self.read().drop(columns="round").to_numpy().sum())
+        rounds = (self._parsed(line) for line in (*self._whole_lines(), *self._lines))
+        return math.fsum(spent for each in rounds for stage, spent in each.items() if stage != "round")
 
     def _parsed(self, line: str) -> dict[str, float]:
         try:

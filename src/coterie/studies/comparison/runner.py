@@ -46,7 +46,7 @@ from coterie.studies.comparison.workers import (
 )
 from coterie.studies.progress import PartProgress, study_progress
 from coterie.tracking import make_all
-from coterie.yaml_file import read_yaml
+from coterie.yaml_file import PLAIN_LOADER, read_yaml, yaml_text
 
 RUNS = "runs"
 """The folder of all runs."""
@@ -251,7 +251,8 @@ def _refuse_without_validation(plan: ComparisonPlan, at: At) -> None:
 @contextlib.contextmanager
 def locked(plan: Mapping[str, Any], folder: Path) -> Iterator[None]:
     """Write a plan, of plain YAML types, to its folder, and let no other process run it at the same time."""
-    plain = yaml.safe_load(yaml.safe_dump(dict(plan), sort_keys=False, allow_unicode=True))
+    text = yaml_text(plan)
+    plain = yaml.load(text, Loader=PLAIN_LOADER)
     _refuse_another(plain, folder)
     with contextlib.ExitStack() as held:
         try:
@@ -259,7 +260,7 @@ def locked(plan: Mapping[str, Any], folder: Path) -> Iterator[None]:
             held.callback(os.close, lock_folder(folder))
             _refuse_another(plain, folder)  # another process may have begun between the look and the lock
             if not (folder / _PLAN).exists() or not begun(folder):
-                write_text(folder / _PLAN, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+                write_text(folder / _PLAN, text)
         except OSError as error:
             raise RunFolderError(f"{folder} cannot be written ({error.strerror or error})") from error
         yield

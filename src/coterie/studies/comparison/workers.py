@@ -154,14 +154,19 @@ def workers_that_gain(jobs: int, runs: int, devices: Collection[str]) -> int:
     """
     on_gpu = any(torch.device(name).type == "cuda" for name in devices if name != "auto")
     on_gpu = on_gpu or ("auto" in devices and torch.cuda.is_available())
-    if jobs > 1 and on_gpu:
+    if jobs > 1 and on_gpu and not _served_by_mps():
         warnings.warn(
             f"jobs is {jobs}, but the runs share a GPU, on which one process that plays runs of one shape together is "
-            "faster: leave --jobs out",
+            "faster, unless NVIDIA's multi-process service is started: leave --jobs out",
             CoterieWarning,
             stacklevel=2,
         )
     return max(1, min(jobs, runs) if on_gpu else min(jobs, runs, usable_cores()))
+
+
+def _served_by_mps() -> bool:
+    """Say whether NVIDIA's multi-process service lets several processes compute on a GPU at the same time."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps") / "control").exists()
 
 
 def divided(groups: Sequence[Group], count: int) -> list[Group]:
