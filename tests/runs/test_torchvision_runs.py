@@ -36,13 +36,13 @@ from tests.torchvision_models import PLAIN, torchvision
 ALL = bool(os.environ.get("COTERIE_ALL_METHODS"))
 NAMED = ("fedavg", "fedacs", "fedamp", "flame", "fedpg", "ditto", "apfl", "scaffold")
 METHODS = sorted(TABLE, key=lambda name: name not in NAMED)
-PLAYED, FEDERATED = (METHODS, METHODS) if ALL else (["fedacs", "ditto"], ["fedacs"])
+PLAYED = METHODS if ALL else ["fedacs"]
+# Products with a subspace depend in their last bit on where operands lie: test_equals_simulation.py has those two.
+FEDERATED = [name for name in METHODS if "lp_proj" not in name] if ALL else ["fedacs"]
 IN_PARTS = ("fedrep", "fedrod", "splitgp")
 SIZES = (6, 8)
 SHORT = {"lr": 0.02, "batch_size": 4, "local_epochs": 1}
 SIDE = 34  # the smallest whose last images are two by two: each mean and variance is of several values
-
-
 WHERE = "coterie_resnet" if torchvision() is None else "torchvision.models"
 
 
