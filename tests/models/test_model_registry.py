@@ -205,7 +205,7 @@ class Broken(nn.Module):
         raise RuntimeError("no weights today")
 
 def anything(**given):
-    return nn.Linear(len(given), given["outputs"])
+    return nn.Linear(1 + len(given), given.get("width", 3))
 
 def nothing():
     return "a string"
@@ -231,7 +231,10 @@ def test_users_module_gets_what_it_names(user):
     assert models.build(f"{user}:Takes", (1,), 3, width=9).layer.in_features == 9
     assert models.build(f"{user}:OnlyOutputs", (1,), 6).layer.out_features == 6
     assert models.build(f"{user}:Plain", (1,), 6).layer.out_features == 4
-    assert models.build(f"{user}:anything", (1,), 6).in_features == 2
+    assert str(models.build(f"{user}:anything", (1,), 6)) == str(
+        nn.Linear(1, 3)
+    )
+    assert str(models.build(f"{user}:anything", (1,), 6, width=5)) == str(nn.Linear(2, 5))
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_the_wheel_works_in_an_empty_environment(built: Built, tmp_path: Path) -
     assert run(coterie, "--version") == f"{VERSION}\n"
     words = ["--clients", "4", "--rounds", "1", "--scarcity", "20", "--threads", "1", "--track", "tensorboard"]
     shown = run(coterie, "run", "fedacs", *words, "--out", "first")
-    assert "FedACS, test accuracy, 1 rounds" in shown and "personal" in shown
+    assert "FedACS, test accuracy, 1 round," in shown and "personal" in shown
     assert {"config.yaml", "metrics.parquet", "summary.json", "tensorboard"} <= {
         path.name for path in (tmp_path / "first").iterdir()
     }
