@@ -231,9 +231,7 @@ def test_users_module_gets_what_it_names(user):
     assert models.build(f"{user}:Takes", (1,), 3, width=9).layer.in_features == 9
     assert models.build(f"{user}:OnlyOutputs", (1,), 6).layer.out_features == 6
     assert models.build(f"{user}:Plain", (1,), 6).layer.out_features == 4
-    assert str(models.build(f"{user}:anything", (1,), 6)) == str(
-        nn.Linear(1, 3)
-    )
+    assert str(models.build(f"{user}:anything", (1,), 6)) == str(nn.Linear(1, 3))
     assert str(models.build(f"{user}:anything", (1,), 6, width=5)) == str(nn.Linear(2, 5))
 
 
