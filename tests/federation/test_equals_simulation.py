@@ -19,7 +19,17 @@ from coterie.federation.server import serve
 from coterie.federation.wire import unpack
 from coterie.runs.builder import assemble
 from coterie.simulation.simulation import Simulation
-from tests.federation.grid import combined, compare, equal, make_federation, metrics_of, node_rows, simulated, states
+from tests.federation.grid import (
+    Local,
+    combined,
+    compare,
+    equal,
+    make_federation,
+    metrics_of,
+    node_rows,
+    simulated,
+    states,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +68,17 @@ def test_same_where_the_head_stays_on_the_nodes(tmp_path: Path, algorithm: str) 
     assert {value.shape[-1] for tensors in sent for value in tensors.values() if value.numel() > 90} == {64 * 8 + 8}
 
 
+def _with_a_late_node(folder: Path, algorithm: str, settings: dict[str, Any], rounds: int) -> tuple[Local, int]:
+    """Play a run in which the third node is not there before the third round; give the federation and the node."""
+    folder.mkdir()
+    local = make_federation(folder)
+    late = list(local.grid.nodes_)[2]
+    local.grid.away = lambda done: {late} if done < 3 else set()
+    plan = Plan(algorithm=algorithm, settings=settings, rounds=rounds, minimum=2, wait=0)
+    serve(local.agreement, local.grid, plan, folder / "run")
+    return local, late
+
+
 @pytest.mark.parametrize("algorithm", ["fedacs", "fedamp"])
 def test_a_node_that_joins_late_begins_at_the_mean_of_the_others(tmp_path: Path, algorithm: str) -> None:
     """It misses two rounds of three, and is sent in the third the mean of what the others had after the second."""
@@ -65,12 +86,7 @@ def test_a_node_that_joins_late_begins_at_the_mean_of_the_others(tmp_path: Path,
     known: dict[int, Any] = {}
     for rounds in (2, 3):
         folder = tmp_path / str(rounds)
-        folder.mkdir()
-        local = make_federation(folder)
-        late = list(local.grid.nodes_)[2]
-        local.grid.away = lambda done, late=late: {late} if done < 3 else set()  # type: ignore[misc]
-        plan = Plan(algorithm=algorithm, settings=settings, rounds=rounds, minimum=2, wait=0)
-        serve(local.agreement, local.grid, plan, folder / "run")
+        local, late = _with_a_late_node(folder, algorithm, settings, rounds)
         known[rounds] = local.grid.sent, states(folder / "run")[0], late
     _, before, _ = known[2]
     assert before["heard"].tolist() == [2, 2, 0]
@@ -104,12 +120,7 @@ def test_a_node_that_joins_late_is_a_newcomer_of_the_simulation(
     ends: dict[int, Any] = {}
     for rounds in (3, 4):
         folder = tmp_path / str(rounds)
-        folder.mkdir()
-        local = make_federation(folder)
-        late = list(local.grid.nodes_)[2]
-        local.grid.away = lambda done, late=late: {late} if done < 3 else set()  # type: ignore[misc]
-        plan = Plan(algorithm=algorithm, settings=settings, rounds=rounds, minimum=2, wait=0)
-        serve(local.agreement, local.grid, plan, folder / "run")
+        local, _ = _with_a_late_node(folder, algorithm, settings, rounds)
         ends[rounds] = states(folder / "run")[0], [node_rows(local, client, folder / "run") for client in range(3)]
     config = from_mapping({"algorithm": algorithm, "settings": settings, **combined(local, tmp_path / "simulation")})
     whole = assemble(config).simulation
