@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ if os.environ.get("COTERIE_TEST_DEVICE", "cpu") == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
+
+from coterie.randomness import torch_stream
 
 torch.set_num_threads(1)
 
@@ -29,6 +32,13 @@ QUICK = (
 
 QUICK_METHODS = ("fedavg", "fedacs", "fedamp", "flame", "fedpg")
 """And for which methods, where a test is run for all of them: with one exchange and two, weights, duals, choices."""
+
+
+@pytest.fixture(autouse=True)
+def same_draws_in_any_order() -> Iterator[None]:
+    """Whatever a test draws without a stream of its own does not hang on the tests before it."""
+    with torch_stream(0, "test"):
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

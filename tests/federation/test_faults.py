@@ -159,6 +159,15 @@ def test_a_node_that_raises_says_so_without_quoting_its_data(tmp_path: Path, mon
     assert secret in (node.folder / "errors.log").read_text()
 
 
+def test_a_log_of_errors_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make_federation(tmp_path).grid.nodes_[SPOILT]
+    monkeypatch.setattr("coterie.federation.node._LOG_LIMIT", 1)
+    monkeypatch.setattr(node, "_answer", lambda *given: (_ for _ in ()).throw(ValueError("no")))
+    for _ in range(3):
+        node.handle(pack({}, {}))
+    assert (node.folder / "errors.log").read_text().count("ValueError: no") == 1
+
+
 def test_a_node_that_dies_and_comes_back_goes_on_from_its_own_state(tmp_path: Path) -> None:
     local = make_federation(tmp_path)
 

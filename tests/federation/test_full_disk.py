@@ -102,3 +102,9 @@ def test_no_folder_of_a_nodes_machine_is_told_to_the_server(tmp_path: Path) -> N
 )
 def test_names_of_folders_are_taken_out(text: str, told: str | None) -> None:
     assert without_folders(text, Path("/data/elsewhere"), Path("/")) == (text if told is None else told)
+
+
+def test_what_a_party_said_itself_is_not_taken_for_a_folder_of_ours() -> None:
+    known = repr({"settings": {"/ptimiser": "sgd"}})
+    text = "FLAME has no setting '/ptimiser', and /data/silo/ptimiser is not there"
+    assert without_folders(text, known=known) == "FLAME has no setting '/ptimiser', and ptimiser is not there"

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from coterie.algorithms.base import Minibatches
+from coterie.compute.loop import LoopEngine
 from coterie.errors import ConfigError
 from coterie.federation import project, resident
 from coterie.federation.node import Node
 from coterie.federation.plan import Plan
 from coterie.federation.resident import Means
+from coterie.federation.schema import observe
 from coterie.federation.server import serve
 from coterie.runs.storage import events
 from tests.federation.grid import Local, make_agreement, make_federation, parts, states
@@ -154,3 +157,24 @@ def test_node_yaml_says_what_a_node_computes_with(tmp_path: Path) -> None:
     (tmp_path / "node.yaml").write_text(f"{text}device: tpu\n")
     with pytest.raises(ConfigError, match="device is 'tpu'"):
         project.read_node(tmp_path)
+
+
+def test_finding_out_what_is_sent_takes_one_pass_however_long_a_round_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreement, steps = make_agreement(), 0
+    real = LoopEngine._batch
+
+    def counted(self: LoopEngine, *given: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return real(self, *given)
+
+    monkeypatch.setattr(LoopEngine, "_batch", counted)
+    seen = []
+    for passes in (1, Minibatches.MOST):
+        steps = 0
+        seen.append((observe(agreement.experiment("ditto", {"local_epochs": passes}), agreement), steps))
+    assert seen[0] == seen[1] and seen[0][1] > 0
+    with pytest.raises(ConfigError, match="local_epochs"):
+        agreement.experiment("ditto", {"local_epochs": Minibatches.MOST + 1})

@@ -209,7 +209,8 @@ class Detour(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, 1)
+        with torch_stream(8, "detour"):
+            self.body, self.head = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(torch.tanh(self.body(x)))

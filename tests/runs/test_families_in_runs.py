@@ -53,6 +53,18 @@ class Transformer(nn.Module):
         return self.head(self.body(x).mean(1))
 
 
+class Parted(nn.Module):
+    split = 1  # layers of the body that SplitGP leaves to the clients
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.body = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(24, 5), nn.ReLU())
+        self.head = nn.Linear(5, outputs)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
 class Branching(nn.Module):
     def __init__(self, outputs):
         super().__init__()
@@ -112,6 +124,7 @@ def config_of(tmp_path: Path, model: str, algorithm: str = "fedavg", **more: Any
         ("Recurrent:kind=RNN", "stacked", "fedpg"),
         ("Transformer:places=true", "vmap", "fedacs"),
         ("Transformer:places=true", "vmap", "fedpg"),
+        *(("Parted", "stacked", algorithm) for algorithm in ("fedrep", "fedrod", "splitgp")),
     ],
 )
 def test_engines_agree(model: str, kernel: str, algorithm: str, tmp_path: Path) -> None:

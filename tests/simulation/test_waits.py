@@ -36,7 +36,9 @@ def test_a_round_reads_nothing_from_the_device(name: str, held_out: int) -> None
     layout = Layout.of(module)
     row, sizes, members = torch.zeros(layout.size), torch.arange(1, CLIENTS + 1), torch.arange(CLIENTS - held_out)
     own = members if held_out else None
-    start = Start(row, CLIENTS, ModuleNet(module, layout), sizes, 1, lambda client: row + client, (INPUTS,), own)
+    start = Start(
+        row, CLIENTS, ModuleNet(module, layout), sizes, 1, lambda client: row + client, torch.ones(1, INPUTS), own
+    )
     begun = {name: there(value) for name, value in method.init(start)[0].items()}
     server, _ = Placement("device", META, None).place(begun, {}, CLIENTS)
     for number, cohort in enumerate([(1, 4, 6), (0, 4, 8)], 1):

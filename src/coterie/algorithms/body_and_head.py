@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,24 +60,6 @@ def join_parts(net: Net, body: Tensor, head: Tensor) -> Tensor:
     return net.columns("head").put(net.columns("body").put(empty, body), head)
 
 
-def probe(start: Start) -> Tensor:
-    """Return one row of one sample that has the right shape and no meaning.
-
-    Parameters
-    ----------
-    start
-        What there is before the first round.
-
-    Returns
-    -------
-    Tensor
-        An input ``[1, 1, ...]``.
-    """
-    size = math.prod(start.input_shape)
-    steps = torch.linspace(-1.0, 1.0, size, dtype=start.row.dtype, device=start.row.device)
-    return steps.view(1, 1, *start.input_shape)
-
-
 def require_parts(start: Start, title: str, outputs: int = 1) -> int:
     """Refuse a model that is not ``head(body(x))``.
 
@@ -101,7 +82,7 @@ def require_parts(start: Start, title: str, outputs: int = 1) -> int:
     ModelError
         If it has no body and head, does something else besides applying one after the other, or has too few outputs.
     """
-    net, row, x = start.net, start.row.unsqueeze(0), probe(start)
+    net, row, x = start.net, start.row.unsqueeze(0), start.probe.unsqueeze(0)
     body, head = net.columns("body").take(row), net.columns("head").take(row)
     with torch.no_grad():
         whole = net.outputs(row, x)

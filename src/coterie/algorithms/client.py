@@ -30,7 +30,15 @@ class Minibatches:
         Instead of epochs, the number of batches, starting a new epoch when one ends.
     draws
         Independent batches that each step is given.
+
+    Attributes
+    ----------
+    MOST
+        The most passes or steps that a setting of a method may ask for in a round: a slip, or a message from somebody
+        else, must not keep a client busy for ever.
     """
+
+    MOST: ClassVar[int] = 10_000
 
     size: int
     epochs: int | tuple[int, int] = 1

@@ -105,11 +105,14 @@ class Ditto(FedAvg):
 
     lam: float = Field(1.0, ge=0, description="weight λ of the proximal term that holds a personal model to the global")
     personal_epochs: int | None = Field(
-        None, ge=1, description="epochs of the personal model; local_epochs if not given"
+        None, ge=1, le=Minibatches.MOST, description="epochs of the personal model; local_epochs if not given"
     )
     personal_lr: float | None = Field(None, ge=0, description="learning rate of the personal model; lr if not given")
     local_steps: int | None = Field(
-        None, ge=1, description="minibatches of the global model in a round, instead of local_epochs"
+        None,
+        ge=1,
+        le=Minibatches.MOST,
+        description="minibatches of the global model in a round, instead of local_epochs",
     )
     newcomers: Literal["initial", "global"] = Field(
         "global",

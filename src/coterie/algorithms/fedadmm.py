@@ -78,8 +78,12 @@ class FedADMM(GlobalTraining):
     title: ClassVar[str] = "FedADMM"
     citation: ClassVar[str] = "Gong et al., ICDE 2022"
 
-    local_epochs: int = Field(10, ge=1, description="most passes over the client's training samples in a round")
-    least_epochs: int = Field(1, ge=1, description="fewest passes; each client draws its number each round")
+    local_epochs: int = Field(
+        10, ge=1, le=Minibatches.MOST, description="most passes over the client's training samples in a round"
+    )
+    least_epochs: int = Field(
+        1, ge=1, le=Minibatches.MOST, description="fewest passes; each client draws its number each round"
+    )
     batch_size: int = Field(50, ge=0, description="samples in a minibatch; 0 means all")
     lr: float = Field(0.1, ge=0, description="learning rate")
     momentum: float = Field(0.5, ge=0, lt=1, description="momentum of the local optimiser (sgd)")

@@ -36,7 +36,9 @@ class FedAvgFT(FedAvg):
     title: ClassVar[str] = "FedAvg-FT"
     citation: ClassVar[str] = "Wang et al., 2019"
 
-    fine_tune_epochs: int | None = Field(None, ge=0, description="epochs of fine-tuning; the local epochs if not given")
+    fine_tune_epochs: int | None = Field(
+        None, ge=0, le=Minibatches.MOST, description="epochs of fine-tuning; the local epochs if not given"
+    )
 
     def tasks(self) -> dict[str, Task]:
         """Return FedAvg's training, and fine-tuning."""

@@ -171,7 +171,9 @@ class FedPG(Algorithm):
     history: bool = Field(True, description="protect recently absent clients (off: ablation M4)")
     gamma_over_history: bool = Field(False, description="let absent clients bound the drift factors too")
     grad_mode: Literal["full", "pseudo"] = Field("full", description="full gradients, or displacements by local epochs")
-    local_epochs: int = Field(5, ge=1, description="passes over the client's training samples (pseudo)")
+    local_epochs: int = Field(
+        5, ge=1, le=Minibatches.MOST, description="passes over the client's training samples (pseudo)"
+    )
     batch_size: int = Field(50, ge=0, description="samples in a minibatch; 0 means all (pseudo)")
 
     @model_validator(mode="after")

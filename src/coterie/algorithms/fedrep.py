@@ -89,8 +89,10 @@ class FedRep(LocalTraining):
     title: ClassVar[str] = "FedRep"
     citation: ClassVar[str] = "Collins et al., ICML 2021"
 
-    head_epochs: int = Field(10, ge=0, description="passes over the client's samples that train the head")
-    local_epochs: int = Field(1, ge=0, description="passes after those that train the body")
+    head_epochs: int = Field(
+        10, ge=0, le=Minibatches.MOST, description="passes over the client's samples that train the head"
+    )
+    local_epochs: int = Field(1, ge=0, le=Minibatches.MOST, description="passes after those that train the body")
 
     def init(self, start: Start) -> tuple[State, Rows]:
         """Start with a body at the server and a head at each client."""

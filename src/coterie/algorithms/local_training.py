@@ -191,7 +191,9 @@ class ProximalTraining(Task):
 class LocalTraining(Algorithm):
     """The fields of every method whose clients train by minibatches."""
 
-    local_epochs: int = Field(5, ge=1, description="passes over the client's training samples in a round")
+    local_epochs: int = Field(
+        5, ge=1, le=Minibatches.MOST, description="passes over the client's training samples in a round"
+    )
     batch_size: int = Field(10, ge=0, description="samples in a minibatch; 0 means all")
     lr: float = Field(0.05, ge=0, description="learning rate")
     optimiser: Literal["sgd", "adam"] = Field("sgd", description="local optimiser")

@@ -193,8 +193,8 @@ class Start:
         The experiment's seed.
     fresh
         Gives a client an initial model of its own ``[parameters]``, for methods that start apart.
-    input_shape
-        Shape of one sample.
+    probe
+        A few made-up samples ``[samples, ...]`` of the data's shape and type, to try the model on.
     members
         Clients that take part in training, in increasing order; ``None`` for all of them.
     """
@@ -205,7 +205,7 @@ class Start:
     sizes: Tensor
     seed: int
     fresh: Callable[[int], Tensor]
-    input_shape: tuple[int, ...]
+    probe: Tensor
     members: Tensor | None = None
 
     @property

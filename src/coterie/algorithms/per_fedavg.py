@@ -75,7 +75,9 @@ class PerFedAvg(FedAvg):
     )
     inner_lr: float = Field(0.05, ge=0, description="step a that personalises the global model")
     delta: float = Field(1e-3, gt=0, description="half the distance of the finite difference (hf)")
-    adapt_steps: int = Field(1, ge=1, description="steps that personalise the global model for evaluation")
+    adapt_steps: int = Field(
+        1, ge=1, le=Minibatches.MOST, description="steps that personalise the global model for evaluation"
+    )
     adapt_batch_size: int = Field(0, ge=0, description="samples in each of those steps; 0 means all")
 
     def tasks(self) -> dict[str, Task]:

@@ -119,15 +119,20 @@ class PFedMe(GlobalTraining):
     title: ClassVar[str] = "pFedMe"
     citation: ClassVar[str] = "T. Dinh et al., NeurIPS 2020"
 
-    local_epochs: int = Field(3, ge=1, description="passes over the client's training samples in a round")
+    local_epochs: int = Field(
+        3, ge=1, le=Minibatches.MOST, description="passes over the client's training samples in a round"
+    )
     batch_size: int = Field(20, ge=0, description="samples in a minibatch; 0 means all")
     lr: float = Field(0.05, ge=0, description="learning rate of the personal models")
     lam: float = Field(
         15.0, ge=0, description="weight λ of the proximal term that holds a personal model to the global"
     )
-    inner_steps: int = Field(5, ge=1, description="steps of the personal model on each minibatch")
+    inner_steps: int = Field(5, ge=1, le=Minibatches.MOST, description="steps of the personal model on each minibatch")
     local_rounds: int | None = Field(
-        None, ge=1, description="minibatches that a client takes in a round, instead of local_epochs"
+        None,
+        ge=1,
+        le=Minibatches.MOST,
+        description="minibatches that a client takes in a round, instead of local_epochs",
     )
     eta: float = Field(0.05, ge=0, description="step of the client's copy of the global model")
     beta: float = Field(1.0, ge=0, description="how far the server goes to the mean of the clients' copies")

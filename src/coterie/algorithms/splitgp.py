@@ -49,7 +49,7 @@ from coterie.algorithms.base import (
     State,
     Task,
 )
-from coterie.algorithms.body_and_head import PartsTraining, probe, require_parts
+from coterie.algorithms.body_and_head import PartsTraining, require_parts
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.row_numbers import fitting
 from coterie.rows import Rows
@@ -138,7 +138,7 @@ class SplitGP(FedAvg):
         first, rest = ("body", slice(0, net.split)), ("body", slice(net.split, None))
         lower = net.columns(*first).take(row)
         with torch.no_grad():
-            features = net.sub(*first).outputs(lower.unsqueeze(0), probe(start)).numel()
+            features = net.sub(*first).outputs(lower.unsqueeze(0), start.probe.unsqueeze(0))[0, 0].numel()
         # As torch initialises a linear layer of that many inputs.
         bound = 1 / math.sqrt(features)
         drawn = randomness.stream(start.seed, "auxiliary head").uniform(-bound, bound, (features + 1) * classes)

@@ -67,6 +67,7 @@ class Engine(abc.ABC):
         splits: tuple[Split, ...] = ("train", "validation", "test")
         self.sizes = {split: samples.sizes(split) for split in splits}
         self.host_sizes = {split: sizes.cpu() for split, sizes in self.sizes.items()}
+        self.most_passes: int | None = None  # over a client's samples in a task, where only its messages matter
         self._put_off: list[tuple[Finiteness, Callable[[], None]]] = []
 
     @property
@@ -150,6 +151,8 @@ class Engine(abc.ABC):
 
     def epochs(self, over: Minibatches, clients: Tensor, call: Call, fold: int) -> Tensor:
         """Return each client's number of epochs, drawn where a range is given."""
+        if self.most_passes is not None:
+            return torch.full_like(clients, self.most_passes)
         if isinstance(over.epochs, int):
             return torch.full_like(clients, over.epochs)
         low, high = over.epochs

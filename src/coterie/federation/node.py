@@ -38,6 +38,7 @@ from coterie.simulation.scoring import Score, Scorer
 from coterie.simulation.simulation import Simulation
 
 HELLO, WORK = "hello", "work"
+_LOG_LIMIT = 2**24  # bytes after which nothing is added: whoever sends a node nonsense must not fill its disk
 
 
 class Node:
@@ -92,7 +93,7 @@ class Node:
                 header = envelope.header
                 return self._answer(envelope, digest)
         except (CoterieError, Rejected) as error:
-            reason = without_folders(str(error), self.folder, Path.cwd(), Path.home())
+            reason = without_folders(str(error), self.folder, Path.cwd(), Path.home(), known=repr(header))
             if reason != str(error):
                 self._log(error)
         except OSError as error:  # a full disk, most likely
@@ -105,8 +106,10 @@ class Node:
 
     def _log(self, error: Exception) -> None:
         with contextlib.suppress(OSError):  # on a full disk there is no room for this either
+            log = self.folder / "errors.log"
             self.folder.mkdir(parents=True, exist_ok=True)
-            append_lines(self.folder / "errors.log", traceback.format_exception(error))
+            if not log.exists() or log.stat().st_size < _LOG_LIMIT:
+                append_lines(log, traceback.format_exception(error))
 
     def _answer(self, envelope: Envelope, digest: bytes) -> bytes:
         header = envelope.header

@@ -109,10 +109,11 @@ def observe(config: ExperimentConfig, agreement: Agreement, rounds: int = 2, mem
 def _observed(config: ExperimentConfig, agreement: Agreement, rounds: int) -> list[Seen]:
     count = len(agreement.members)
     population = blank_population(agreement, {split: [2] * count for split in ("train", "validation", "test")})
-    everyone = population.roles.trainers
+    everyone, engine = population.roles.trainers, engine_of(config, population)
+    engine.most_passes = 1  # what is sent does not hang on how long they train
     simulation = Simulation(
         registry.make(config.algorithm, config.settings),
-        engine_of(config, population),
+        engine,
         fresh=lambda client: fresh_row(config, agreement, client),
         members=everyone,
         keep="disk",  # a large model of each member's: nobody's memory has to hold them for the sake of their shapes

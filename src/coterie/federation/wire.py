@@ -242,11 +242,14 @@ def sentence(text: object) -> str:
     return shown if len(shown) <= _MOST_LETTERS else f"{shown[:_MOST_LETTERS]} …"
 
 
-def without_folders(text: str, *folders: Path) -> str:
-    """Take the names of folders out of what is to be told to another party; of a file its own name stays."""
+def without_folders(text: str, *folders: Path, known: str = "") -> str:
+    """Take the names of folders out of what is to be told to another party; of a file its own name stays.
+
+    What looks like a path and stands in ``known``, which that party said itself, stays as it is.
+    """
     for folder in folders:  # whose names may hold what ends a path elsewhere
         text = text if not folder.name else text.replace(f"{folder}/", "").replace(str(folder), folder.name)
-    return _PATH.sub(r"\1", text)
+    return _PATH.sub(lambda found: found[0] if found[0] in known else found[1], text)
 
 
 def payload(tensors: Mapping[str, Tensor]) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, ones_like
+from torch import Tensor, int64, ones_like
 
 from coterie.algorithms.base import Algorithm, Ask, Cohort, Info, Message, Replies, Start, State, Weights
 from coterie.algorithms.contract import calling, check_pair, check_rows, check_same, check_tensors
@@ -23,6 +23,7 @@ from coterie.algorithms.local_part import LOCAL_PART, LocalPart, partly_local
 from coterie.algorithms.running_statistics import STATISTICS, WithStatistics, with_statistics
 from coterie.compute.engine import Call, Engine
 from coterie.errors import AlgorithmError
+from coterie.models.own_buffers import probe_inputs
 from coterie.rows import Rows, look_at_rows, nbytes
 from coterie.rows.placement import Keep
 from coterie.simulation.client_states import ClientStates, commit_rows, part_rows
@@ -121,9 +122,10 @@ class Simulation:
             self.tasks = algorithm.tasks()
         row, sizes = engine.problem.start, self._told_sizes()
         algorithm.check_clients(len(sizes) if members is None else len(members))
-        shape = tuple(engine.samples.x.shape[1:])
+        x = engine.samples.x
+        probe = probe_inputs(problem.module, x.shape[1:], x.dtype == int64, row.dtype, row.device)
         own = fresh or (lambda client: row.clone())
-        start = Start(row, len(sizes), engine.net, sizes, engine.seed, own, shape, members)
+        start = Start(row, len(sizes), engine.net, sizes, engine.seed, own, probe, members)
         self.placement = processes.placement(keep, row.device, scratch)
         self.server, rows = self.placement.place(*_initial(algorithm, start), len(sizes))
         self.clients = ClientStates(rows)
