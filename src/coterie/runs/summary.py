@@ -30,7 +30,7 @@ replied most often. In the file, what is not a finite number is ``null``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -43,6 +43,7 @@ from coterie.errors import RunFolderError
 from coterie.evaluation import best_round, fairness
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.metrics import usual
+from coterie.runs.storage.metric_columns import Integers, MetricColumns, Numbers
 from coterie.simulation.privacy import parse as parse_privacy
 
 _ALWAYS = ("personal", "global")
@@ -53,7 +54,7 @@ MODELS = (*_ALWAYS, "hybrid", "hybrid_oracle", _NEWCOMER)
 
 
 def summarise(
-    metrics: pd.DataFrame,
+    metrics: pd.DataFrame | MetricColumns,
     *,
     algorithm: str,
     seed: int,
@@ -70,7 +71,7 @@ def summarise(
     Parameters
     ----------
     metrics
-        What :meth:`coterie.runs.storage.MetricsLog.read` gives.
+        What :meth:`coterie.runs.storage.MetricsLog.read` or :meth:`~coterie.runs.storage.MetricsLog.columns` gives.
     algorithm
         The method's name.
     seed
@@ -101,14 +102,15 @@ def summarise(
     RunFolderError
         If the metric was never measured on test data.
     """
-    counted = metrics if clients is None else metrics[metrics["client"].isin(list(clients))]
+    everything = MetricColumns.of_frame(metrics) if isinstance(metrics, pd.DataFrame) else metrics
+    counted = everything if clients is None else everything.where(clients=clients)
     models = {
-        model: _of_model(metrics if model == _NEWCOMER else counted, model, metric, higher_is_better)
+        model: _of_model((everything if model == _NEWCOMER else counted).where(model=model), metric, higher_is_better)
         for model in MODELS
     }
     if measured and not any(models.values()):
         raise RunFolderError(f"there is nothing to sum up: {metric!r} was never measured on test data")
-    wire = metrics[metrics["model"] == "federation"].groupby("metric", observed=True)["value"].sum()
+    federation = everything.where(model="federation")
     return {
         "algorithm": algorithm,
         "seed": int(seed),
@@ -117,16 +119,16 @@ def summarise(
         "higher_is_better": higher_is_better,
         "best_chosen_on": "validation" if any(found and found["best"] for found in models.values()) else None,
         **{model: found for model, found in models.items() if found or model in _ALWAYS},
-        **_of_matrix(counted, metrics, metric),
+        **_of_matrix(counted, everything, metric),
         "seconds": {"total": float(seconds), "per_round": float(seconds) / max(1, rounds)},
-        "bytes": {way: int(wire.get(f"bytes_{way}", 0)) for way in ("up", "down")},
-        **({} if privacy is None else {"privacy": _of_privacy(metrics, privacy)}),
+        "bytes": {way: int(federation.where(metric=f"bytes_{way}").value.sum()) for way in ("up", "down")},
+        **({} if privacy is None else {"privacy": _of_privacy(everything, privacy)}),
     }
 
 
 def summary_of(
     config: ExperimentConfig,
-    metrics: pd.DataFrame,
+    metrics: MetricColumns,
     *,
     metric: str,
     rounds: int,
@@ -151,28 +153,54 @@ def summary_of(
     return {"title": algorithm.title, **summary}
 
 
-def _of_privacy(metrics: pd.DataFrame, text: str) -> dict[str, float | None]:
-    epsilon = metrics.loc[metrics["metric"] == "epsilon", ["round", "value"]].sort_values("round")["value"]
-    return {**parse_privacy(text).model_dump(), "epsilon": float(epsilon.iloc[-1]) if len(epsilon) else None}
+def _of_privacy(metrics: MetricColumns, text: str) -> dict[str, float | None]:
+    epsilon = metrics.where(metric="epsilon")
+    last = float(epsilon.value[epsilon.round.argmax()]) if len(epsilon) else None
+    return {**parse_privacy(text).model_dump(), "epsilon": last}
 
 
-def _of_model(metrics: pd.DataFrame, model: str, metric: str, higher_is_better: bool) -> dict[str, Any] | None:
-    of_model = metrics[metrics["model"] == model]
-    if of_model.empty:
+class _ByRound(NamedTuple):
+    """A table of rounds by clients, both in increasing order, NaN where a client has no value."""
+
+    rounds: Integers
+    clients: Integers
+    values: Numbers
+
+    @classmethod
+    def of(cls, measured: MetricColumns) -> _ByRound:
+        rounds, row = np.unique(measured.round, return_inverse=True)
+        clients, column = np.unique(measured.client, return_inverse=True)
+        table = np.full((len(rounds), len(clients)), np.nan)
+        table[row, column] = measured.value
+        return cls(rounds, clients, table)
+
+    def at(self, rounds: Integers, clients: Integers) -> Tensor:
+        """Give the values of some rounds and clients, NaN where there is none."""
+        table = np.full((len(rounds), len(clients)), np.nan)  # a row after the other: sums go along rows
+        _, rows, own_rows = np.intersect1d(rounds, self.rounds, return_indices=True)
+        _, columns, own_columns = np.intersect1d(clients, self.clients, return_indices=True)
+        table[np.ix_(rows, columns)] = self.values[np.ix_(own_rows, own_columns)]
+        return torch.from_numpy(table)
+
+
+def _of_model(metrics: MetricColumns, metric: str, higher_is_better: bool) -> dict[str, Any] | None:
+    of_test = metrics.where(split="test")
+    test = _ByRound.of(of_test.where(metric=metric))
+    if not len(test.rounds):
         return None
-    test = _by_round(of_model, "test", metric)
-    if test.empty:
-        return None
-    validation = _by_round(of_model, "validation", metric).reindex(index=test.index)
+    scores = torch.from_numpy(test.values)
+    own = _ByRound.of(metrics.where(split="validation", metric=metric))
+    validation = own.at(test.rounds, own.clients)
     # Losses and scores of the same clients at the same round, or the one would be paired with another's.
-    losses = _by_round(of_model, "test", "loss").reindex(index=test.index, columns=test.columns)
-    final = fairness(_tensor(test.iloc[-1]), _tensor(losses.iloc[-1]), higher_is_better=higher_is_better)
+    every_loss = of_test.where(metric="loss").after(int(test.rounds[-1]))
+    losses = _ByRound.of(every_loss).at(test.rounds[-1:], test.clients)
+    final = fairness(scores[-1], losses[0], higher_is_better=higher_is_better)
     return {
         "final": {"mean": final.mean, "std": final.std, "worst": final.worst_client},
         "best": _at_best(test, validation, higher_is_better),
-        "best_oracle": _at_best(test, test, higher_is_better),
+        "best_oracle": _at_best(test, scores, higher_is_better),
         "clients": final.clients,
-        "of_clients": max(final.clients, _with_samples(of_model, int(test.index.to_numpy()[-1]))),
+        "of_clients": max(final.clients, len(np.unique(every_loss.client))),  # whoever has samples has a loss
         "fairness": {
             "worst_decile": final.worst_decile,
             "loss_variance": final.loss_variance,
@@ -181,27 +209,29 @@ def _of_model(metrics: pd.DataFrame, model: str, metric: str, higher_is_better: 
     }
 
 
-def _with_samples(of_model: pd.DataFrame, round_number: int) -> int:
-    """Count the clients that were evaluated on test samples after a round: whoever has samples has a loss."""
-    there = (of_model["split"] == "test") & (of_model["metric"] == "loss") & (of_model["round"] == round_number)
-    return int(of_model.loc[there, "client"].nunique())
+def _at_best(test: _ByRound, criterion: Tensor, higher_is_better: bool) -> Mapping[str, Any] | None:
+    if not criterion.nanmean(1).isfinite().any():
+        return None
+    place = best_round(criterion, higher_is_better=higher_is_better)
+    return {"mean": float(torch.from_numpy(test.values[place]).nanmean()), "round": int(test.rounds[place])}
 
 
-def _of_matrix(counted: pd.DataFrame, metrics: pd.DataFrame, metric: str) -> dict[str, Any]:
-    cross = counted[counted["split"] == "cross"]
-    if cross.empty:
+def _of_matrix(counted: MetricColumns, metrics: MetricColumns, metric: str) -> dict[str, Any]:
+    measured = counted.where(split="cross")
+    if not len(measured):
         return {}
+    cross = measured.frame()
     last = int(cross["round"].max())
     of_last = cross[cross["round"] == last].groupby(["model", "metric"], observed=True)["value"]
     means, stds = of_last.mean(), of_last.std(ddof=0)
     spreads = {(str(model), str(name)): _spread(means, stds, model, name) for model, name in means.index}
-    sizes = metrics[(metrics["split"] == "cross") & (metrics["metric"] == "samples") & (metrics["round"] == last)]
+    sizes = metrics.where(split="cross", metric="samples").after(last)
     fractions = [name for model, name in spreads if model == "personal" and name.startswith("s_acc ")]
     matrix = {
         "round": last,
         "metric": usual(metric),
         "clients": int(cross["client"].nunique()),
-        "samples": int(sizes["value"].iloc[0]),
+        "samples": int(sizes.value[0]),
         "l_acc": spreads["personal", "l_acc"],
         "s_acc": {name.removeprefix("s_acc "): spreads["personal", name] for name in fractions},
         "g_acc": spreads["personal", "g_acc"],
@@ -212,26 +242,3 @@ def _of_matrix(counted: pd.DataFrame, metrics: pd.DataFrame, metric: str) -> dic
 
 def _spread(means: pd.Series[float], stds: pd.Series[float], model: str, name: str) -> dict[str, float]:
     return {"mean": float(means[model, name]), "std": float(stds[model, name])}
-
-
-def _by_round(metrics: pd.DataFrame, split: str, metric: str) -> pd.DataFrame:
-    """Give a table of rounds by clients, NaN where a client has no value, empty if nothing was recorded."""
-    # By NumPy: a pivot of pandas' takes several times as long, and there are a dozen in a summary.
-    chosen = (metrics["split"] == split).to_numpy() & (metrics["metric"] == metric).to_numpy()
-    rounds, row = np.unique(metrics["round"].to_numpy()[chosen], return_inverse=True)
-    clients, column = np.unique(metrics["client"].to_numpy()[chosen], return_inverse=True)
-    table = np.full((len(rounds), len(clients)), np.nan)
-    table[row, column] = metrics["value"].to_numpy()[chosen]
-    return pd.DataFrame(table, index=rounds, columns=clients)
-
-
-def _at_best(test: pd.DataFrame, criterion: pd.DataFrame, higher_is_better: bool) -> Mapping[str, Any] | None:
-    scores = _tensor(criterion)
-    if not scores.nanmean(1).isfinite().any():
-        return None
-    place = best_round(scores, higher_is_better=higher_is_better)
-    return {"mean": float(_tensor(test.iloc[place]).nanmean()), "round": int(test.index.to_numpy()[place])}
-
-
-def _tensor(values: pd.DataFrame | pd.Series[float]) -> Tensor:
-    return torch.from_numpy(np.array(values.to_numpy(dtype=np.float64), order="C"))  # sums go along rows

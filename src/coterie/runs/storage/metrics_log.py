@@ -27,15 +27,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.atomic_files import replacing
+from coterie.runs.storage.atomic_files import replacing, sync
+from coterie.runs.storage.metric_columns import NAMES, MetricColumns
 from coterie.runs.storage.seals import BLANK, check_seal, seal
 
 EVERYONE = -1
 """The client number of what belongs to no client in particular."""
 
-_NAMES = ("model", "split", "metric")
 _SCHEMA = pa.schema(
-    [("round", pa.int32()), ("client", pa.int32()), *((name, pa.string()) for name in _NAMES), ("value", pa.float64())]
+    [("round", pa.int32()), ("client", pa.int32()), *((name, pa.string()) for name in NAMES), ("value", pa.float64())]
 )
 _GROUP_ROWS = 2**20  # rows of a group in the merged file: fixed, so that the file does not depend on the parts
 _BUFFER_ROWS = 2**22  # about 50 MB
@@ -154,10 +154,14 @@ class MetricsLog:
         if self._merged.exists():
             return
         parts = self._parts()
-        with replacing(self._merged) as draft:
-            _write(_groups(parts), draft)
-        for part in parts:
-            part.unlink()
+        if len(parts) == 1:  # which is, byte for byte, what would be made of it
+            os.replace(parts[0], self._merged)
+            sync(self._merged.parent)
+        else:
+            with replacing(self._merged) as draft:
+                _write(_groups(parts), draft)
+            for part in parts:
+                part.unlink()
         if self._folder.exists():
             self._folder.rmdir()
 
@@ -167,17 +171,23 @@ class MetricsLog:
         Columns are ``round`` and ``client`` (int32), ``model``, ``split`` and ``metric`` (categories in alphabetical
         order) and ``value`` (float64); rows are in the order of rounds and then of recording.
         """
-        self.flush()
-        try:
-            tables = [_read(path, read_dictionary=_NAMES) for path in self._files()]
-        except FileNotFoundError:  # another process merged the parts meanwhile
-            tables = [_read(path, read_dictionary=_NAMES) for path in self._files()]
-        table = pa.concat_tables(tables) if tables else _SCHEMA.empty_table()
-        frame: pd.DataFrame = table.unify_dictionaries().to_pandas()
-        for name in _NAMES:
+        frame: pd.DataFrame = self._recorded().unify_dictionaries().to_pandas()
+        for name in NAMES:
             column = frame[name].astype("category")
             frame[name] = column.cat.set_categories(sorted(column.cat.categories))
         return frame
+
+    def columns(self) -> MetricColumns:
+        """Give what :meth:`read` gives as arrays, in a tenth of the time."""
+        return MetricColumns.of_table(self._recorded())
+
+    def _recorded(self) -> pa.Table:
+        self.flush()
+        try:
+            tables = [_read(path, read_dictionary=NAMES) for path in self._files()]
+        except FileNotFoundError:  # another process merged the parts meanwhile
+            tables = [_read(path, read_dictionary=NAMES) for path in self._files()]
+        return pa.concat_tables(tables) if tables else _SCHEMA.empty_table()
 
     def _parts(self) -> list[Path]:
         found = self._folder.glob("part-*.parquet") if self._folder.is_dir() else iter(())
@@ -205,7 +215,7 @@ def _table(blocks: Sequence[Block]) -> pa.Table:
         pa.array(np.repeat(np.array([block.round for block in blocks], dtype=np.int32), sizes)),
         pa.array(np.concatenate([block.clients for block in blocks])),
     ]
-    for name in _NAMES:
+    for name in NAMES:
         words, codes = np.unique([getattr(block, name) for block in blocks], return_inverse=True)
         indices = pa.array(np.repeat(codes.astype(np.int32), sizes))
         columns.append(

@@ -18,7 +18,7 @@ from coterie.runs.storage.atomic_files import read_json, write_json
 from coterie.runs.storage.format_versions import check_format, stamp
 from coterie.runs.storage.matrix_log import MatrixLog
 from coterie.runs.storage.seals import BLANK, check_seal, seal
-from coterie.yaml_file import PLAIN_LOADER
+from coterie.yaml_file import read_plain_text
 
 CONFIG = "config.yaml"
 ABOUT = "run.json"
@@ -63,10 +63,11 @@ def read_config(path: Path) -> dict[str, Any]:
     if not there:
         raise RunFolderError(f"there is no run in {path}: it must be a folder that `coterie run` wrote")
     file = path / CONFIG
-    if (path / ABOUT).exists() and file.exists():
+    told = (path / ABOUT).exists() and file.exists()
+    if told:
         read_about(path)  # first: another format may have another configuration
     try:
-        config = yaml.load(file.read_text(encoding="utf-8"), Loader=PLAIN_LOADER)
+        config = read_plain_text(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is not a run's folder: it holds no {CONFIG}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -74,7 +75,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"{file} cannot be read ({reason})") from error
     if not isinstance(config, dict):
         raise RunFolderError(f"{file} holds a {type(config).__name__}: it must hold settings by name")
-    read_about(path)
+    if not told:
+        read_about(path)
     return config
 
 
@@ -84,10 +86,15 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     return read_json(file) if file.exists() else None
 
 
-def write_shares(shares: pd.DataFrame, draft: Path) -> None:
-    """Write what each client of a run holds to a draft."""
+def shares_table(shares: pd.DataFrame) -> pa.Table:
+    """Give what each client of a run holds as the table that is written."""
     table = pa.Table.from_pandas(shares, preserve_index=False)
-    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), "checksum": BLANK}), draft)
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), "checksum": BLANK})
+
+
+def write_shares(shares: pa.Table, draft: Path) -> None:
+    """Write what each client of a run holds to a draft."""
+    pq.write_table(shares, draft)
     seal(draft)
 
 
