@@ -30,11 +30,13 @@ replied most often. In the file, what is not a finite number is ``null``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.algorithms import registry
@@ -44,6 +46,8 @@ from coterie.evaluation import best_round, fairness
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.metrics import usual
 from coterie.simulation.privacy import parse as parse_privacy
+
+_Mask = NDArray[np.bool_]
 
 _ALWAYS = ("personal", "global")
 _NEWCOMER = "newcomer"
@@ -101,14 +105,20 @@ def summarise(
     RunFolderError
         If the metric was never measured on test data.
     """
-    counted = metrics if clients is None else metrics[metrics["client"].isin(list(clients))]
+    records = _Records(metrics)
+    counted = records.everything if clients is None else metrics["client"].isin(list(clients)).to_numpy()
     models = {
-        model: _of_model(metrics if model == _NEWCOMER else counted, model, metric, higher_is_better)
+        model: _of_model(
+            records, records.everything if model == _NEWCOMER else counted, model, metric, higher_is_better
+        )
         for model in MODELS
     }
     if measured and not any(models.values()):
         raise RunFolderError(f"there is nothing to sum up: {metric!r} was never measured on test data")
-    wire = metrics[metrics["model"] == "federation"].groupby("metric", observed=True)["value"].sum()
+    wire = {
+        way: records.values[records.where("model", "federation") & records.where("metric", f"bytes_{way}")]
+        for way in ("up", "down")
+    }
     return {
         "algorithm": algorithm,
         "seed": int(seed),
@@ -117,9 +127,9 @@ def summarise(
         "higher_is_better": higher_is_better,
         "best_chosen_on": "validation" if any(found and found["best"] for found in models.values()) else None,
         **{model: found for model, found in models.items() if found or model in _ALWAYS},
-        **_of_matrix(counted, metrics, metric),
+        **_of_matrix(metrics, counted & records.where("split", "cross"), metric),
         "seconds": {"total": float(seconds), "per_round": float(seconds) / max(1, rounds)},
-        "bytes": {way: int(wire.get(f"bytes_{way}", 0)) for way in ("up", "down")},
+        "bytes": {way: int(counts.sum()) for way, counts in wire.items()},
         **({} if privacy is None else {"privacy": _of_privacy(metrics, privacy)}),
     }
 
@@ -156,23 +166,30 @@ def _of_privacy(metrics: pd.DataFrame, text: str) -> dict[str, float | None]:
     return {**parse_privacy(text).model_dump(), "epsilon": float(epsilon.iloc[-1]) if len(epsilon) else None}
 
 
-def _of_model(metrics: pd.DataFrame, model: str, metric: str, higher_is_better: bool) -> dict[str, Any] | None:
-    of_model = metrics[metrics["model"] == model]
-    if of_model.empty:
+def _of_model(
+    records: _Records, counted: _Mask, model: str, metric: str, higher_is_better: bool
+) -> dict[str, Any] | None:
+    of_model = counted & records.where("model", model)
+    if not of_model.any():
         return None
-    test = _by_round(of_model, "test", metric)
-    if test.empty:
+    on_test = of_model & records.where("split", "test")
+    test = records.by_round(on_test & records.where("metric", metric))
+    if not len(test.rounds):
         return None
-    validation = _by_round(of_model, "validation", metric).reindex(index=test.index)
+    on_validation = of_model & records.where("split", "validation")
+    validation = records.by_round(on_validation & records.where("metric", metric)).after(test.rounds)
     # Losses and scores of the same clients at the same round, or the one would be paired with another's.
-    losses = _by_round(of_model, "test", "loss").reindex(index=test.index, columns=test.columns)
-    final = fairness(_tensor(test.iloc[-1]), _tensor(losses.iloc[-1]), higher_is_better=higher_is_better)
+    of_loss = on_test & records.where("metric", "loss")
+    losses = records.by_round(of_loss).after(test.rounds).of(test.clients)
+    final = fairness(_tensor(test.values[-1]), _tensor(losses.values[-1]), higher_is_better=higher_is_better)
+    # Whoever has samples has a loss.
+    evaluated = np.unique(records.clients[of_loss & (records.rounds == test.rounds[-1])])
     return {
         "final": {"mean": final.mean, "std": final.std, "worst": final.worst_client},
         "best": _at_best(test, validation, higher_is_better),
         "best_oracle": _at_best(test, test, higher_is_better),
         "clients": final.clients,
-        "of_clients": max(final.clients, _with_samples(of_model, int(test.index.to_numpy()[-1]))),
+        "of_clients": max(final.clients, len(evaluated)),
         "fairness": {
             "worst_decile": final.worst_decile,
             "loss_variance": final.loss_variance,
@@ -181,16 +198,10 @@ def _of_model(metrics: pd.DataFrame, model: str, metric: str, higher_is_better: 
     }
 
 
-def _with_samples(of_model: pd.DataFrame, round_number: int) -> int:
-    """Count the clients that were evaluated on test samples after a round: whoever has samples has a loss."""
-    there = (of_model["split"] == "test") & (of_model["metric"] == "loss") & (of_model["round"] == round_number)
-    return int(of_model.loc[there, "client"].nunique())
-
-
-def _of_matrix(counted: pd.DataFrame, metrics: pd.DataFrame, metric: str) -> dict[str, Any]:
-    cross = counted[counted["split"] == "cross"]
-    if cross.empty:
+def _of_matrix(metrics: pd.DataFrame, counted: _Mask, metric: str) -> dict[str, Any]:
+    if not counted.any():
         return {}
+    cross = metrics[counted]
     last = int(cross["round"].max())
     of_last = cross[cross["round"] == last].groupby(["model", "metric"], observed=True)["value"]
     means, stds = of_last.mean(), of_last.std(ddof=0)
@@ -214,24 +225,59 @@ def _spread(means: pd.Series[float], stds: pd.Series[float], model: str, name: s
     return {"mean": float(means[model, name]), "std": float(stds[model, name])}
 
 
-def _by_round(metrics: pd.DataFrame, split: str, metric: str) -> pd.DataFrame:
-    """Give a table of rounds by clients, NaN where a client has no value, empty if nothing was recorded."""
-    # By NumPy: a pivot of pandas' takes several times as long, and there are a dozen in a summary.
-    chosen = (metrics["split"] == split).to_numpy() & (metrics["metric"] == metric).to_numpy()
-    rounds, row = np.unique(metrics["round"].to_numpy()[chosen], return_inverse=True)
-    clients, column = np.unique(metrics["client"].to_numpy()[chosen], return_inverse=True)
-    table = np.full((len(rounds), len(clients)), np.nan)
-    table[row, column] = metrics["value"].to_numpy()[chosen]
-    return pd.DataFrame(table, index=rounds, columns=clients)
+class _Records:
+    """The columns of a table of metrics: by NumPy, for pandas takes several times as long, and there are many looks."""
+
+    def __init__(self, metrics: pd.DataFrame) -> None:
+        self.rounds, self.clients = metrics["round"].to_numpy(), metrics["client"].to_numpy()
+        self.values = metrics["value"].to_numpy(dtype=np.float64)
+        self.everything: _Mask = np.ones(len(metrics), dtype=np.bool_)
+        self._metrics, self._found = metrics, dict[tuple[str, str], _Mask]()
+
+    def where(self, column: str, word: str) -> _Mask:
+        """Say in which rows a word stands."""
+        if (column, word) not in self._found:
+            self._found[column, word] = (self._metrics[column] == word).to_numpy()
+        return self._found[column, word]
+
+    def by_round(self, chosen: _Mask) -> _ByRound:
+        rounds, row = np.unique(self.rounds[chosen], return_inverse=True)
+        clients, column = np.unique(self.clients[chosen], return_inverse=True)
+        table = np.full((len(rounds), len(clients)), np.nan)
+        table[row, column] = self.values[chosen]
+        return _ByRound(rounds, clients, table)
 
 
-def _at_best(test: pd.DataFrame, criterion: pd.DataFrame, higher_is_better: bool) -> Mapping[str, Any] | None:
-    scores = _tensor(criterion)
+@dataclass(frozen=True)
+class _ByRound:
+    """A row for each round and a column for each client, NaN where a client has no value."""
+
+    rounds: NDArray[Any]
+    clients: NDArray[Any]
+    values: NDArray[np.float64]
+
+    def after(self, rounds: NDArray[Any]) -> _ByRound:
+        """Give the same after some rounds."""
+        table = np.full((len(rounds), len(self.clients)), np.nan)
+        _, to, own = np.intersect1d(rounds, self.rounds, assume_unique=True, return_indices=True)
+        table[to] = self.values[own]
+        return _ByRound(rounds, self.clients, table)
+
+    def of(self, clients: NDArray[Any]) -> _ByRound:
+        """Give the same of some clients."""
+        table = np.full((len(self.rounds), len(clients)), np.nan)
+        _, to, own = np.intersect1d(clients, self.clients, assume_unique=True, return_indices=True)
+        table[:, to] = self.values[:, own]
+        return _ByRound(self.rounds, clients, table)
+
+
+def _at_best(test: _ByRound, criterion: _ByRound, higher_is_better: bool) -> Mapping[str, Any] | None:
+    scores = _tensor(criterion.values)
     if not scores.nanmean(1).isfinite().any():
         return None
     place = best_round(scores, higher_is_better=higher_is_better)
-    return {"mean": float(_tensor(test.iloc[place]).nanmean()), "round": int(test.index.to_numpy()[place])}
+    return {"mean": float(_tensor(test.values[place]).nanmean()), "round": int(test.rounds[place])}
 
 
-def _tensor(values: pd.DataFrame | pd.Series[float]) -> Tensor:
-    return torch.from_numpy(np.array(values.to_numpy(dtype=np.float64), order="C"))  # sums go along rows
+def _tensor(values: NDArray[np.float64]) -> Tensor:
+    return torch.from_numpy(np.array(values, order="C"))  # sums go along rows

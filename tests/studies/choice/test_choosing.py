@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import coterie
 from coterie.cli.app import app
 from coterie.config import from_yaml
+from coterie.data.table import TableSource
 from coterie.errors import ConfigError, CoterieError, Interrupted, RunFolderError
 from coterie.evaluation import better_than_reference
 from coterie.federation.plan import of_experiment
@@ -376,6 +377,28 @@ def test_a_table_that_is_an_object_gives_named_clients(frame: pd.DataFrame, tmp_
     assert "<ul>" in found._repr_html_()
     again = coterie.run(**found.config | {"data": frame, "label": "outcome", "client": "clinic"}, out=tmp_path / "run")
     assert again.summary["rounds"] == found.config["rounds"] <= 3
+
+
+def test_a_table_is_read_once_however_many_candidates_and_stages_there_are(
+    frame: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame.to_csv(tmp_path / "stays.csv", index=False)
+    asked: list[str] = []
+
+    def counting(name: str) -> None:
+        own = getattr(TableSource, name)
+
+        def counted(self: TableSource, *rest: Any) -> Any:
+            asked.append(name)
+            return own(self, *rest)
+
+        monkeypatch.setattr(TableSource, name, counted)
+
+    counting("load")
+    counting("owners")
+    options = {**QUICK, "data": f"table:{tmp_path / 'stays.csv'},label=outcome,client=clinic", "model": "linear"}
+    found = choose(**options, rounds=6, local_epochs=1, out=tmp_path / "choice")
+    assert [len(stage.runs) for stage in found.stages] == [8, 5, 4] and sorted(asked) == ["load", "owners"]
 
 
 def test_another_metric_is_judged_by_clients(tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ def write_answers(path: Path, round_number: int, found: Answers, split: str = "t
         "answer": pa.array(np.concatenate(answers)),
     }
     with replacing(path / ANSWERS[split]) as draft:
-        pq.write_table(pa.table(columns), draft, compression="zstd")
+        # Answers hardly repeat: a dictionary of them would make the file half as large again, and take longer.
+        repeated = [name for name in columns if name != "answer"]
+        pq.write_table(pa.table(columns), draft, compression="zstd", use_dictionary=repeated)
 
 
 def keep_answers(path: Path, round_number: int) -> None:

@@ -172,12 +172,11 @@ class MetricsLog:
             tables = [_read(path, read_dictionary=_NAMES) for path in self._files()]
         except FileNotFoundError:  # another process merged the parts meanwhile
             tables = [_read(path, read_dictionary=_NAMES) for path in self._files()]
-        table = pa.concat_tables(tables) if tables else _SCHEMA.empty_table()
-        frame: pd.DataFrame = table.unify_dictionaries().to_pandas()
-        for name in _NAMES:
-            column = frame[name].astype("category")
-            frame[name] = column.cat.set_categories(sorted(column.cat.categories))
-        return frame
+        table = pa.concat_tables(tables).unify_dictionaries() if tables else _SCHEMA.empty_table()
+        columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+        return pd.DataFrame(
+            {name: _sorted(column) if name in _NAMES else column.to_numpy() for name, column in columns.items()}
+        )
 
     def _parts(self) -> list[Path]:
         found = self._folder.glob("part-*.parquet") if self._folder.is_dir() else iter(())
@@ -220,6 +219,16 @@ def _write(tables: Iterable[pa.Table], draft: Path) -> None:
         for table in tables:
             writer.write_table(table, row_group_size=_GROUP_ROWS)
     seal(draft)
+
+
+def _sorted(column: pa.Array) -> pd.Categorical[str]:
+    """Give words as categories in alphabetical order; pandas takes twice as long to bring them into it."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    words: list[str] = encoded.dictionary.to_pylist()
+    ordered = sorted(words)
+    places = np.array([ordered.index(word) for word in words], dtype=np.int64)
+    codes: npt.NDArray[np.int64] = places[encoded.indices.to_numpy(zero_copy_only=False)]
+    return pd.Categorical.from_codes(codes, categories=pd.Index(ordered))
 
 
 def _row_count(path: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,10 +65,11 @@ def read_config(path: Path) -> dict[str, Any]:
     if not there:
         raise RunFolderError(f"there is no run in {path}: it must be a folder that `coterie run` wrote")
     file = path / CONFIG
-    if (path / ABOUT).exists() and file.exists():
+    early = (path / ABOUT).exists() and file.exists()
+    if early:
         read_about(path)  # first: another format may have another configuration
     try:
-        config = yaml.load(file.read_text(encoding="utf-8"), Loader=PLAIN_LOADER)
+        config = copy.deepcopy(_parsed(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is not a run's folder: it holds no {CONFIG}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -74,8 +77,15 @@ def read_config(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"{file} cannot be read ({reason})") from error
     if not isinstance(config, dict):
         raise RunFolderError(f"{file} holds a {type(config).__name__}: it must hold settings by name")
-    read_about(path)
+    if not early:
+        read_about(path)
     return config
+
+
+@functools.lru_cache(maxsize=128)
+def _parsed(text: str) -> Any:
+    """Read YAML; a run's folder is opened several times, and a study opens many."""
+    return yaml.load(text, Loader=PLAIN_LOADER)
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:

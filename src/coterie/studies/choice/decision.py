@@ -219,7 +219,8 @@ def _pvalue_on_test(
 ) -> float:
     """Compare what was chosen with training alone on test samples."""
     first, second = (
-        read_units(results[each.run], each.round, each.model, "test", by_samples) for each in (best, alone)
+        read_units(results[each.run], each.round, [each.model], "test", by_samples)[each.model]
+        for each in (best, alone)
     )
     # Samples lie in the order of their clients' shares, which are those of both; of clients both must have a value.
     if not by_samples:

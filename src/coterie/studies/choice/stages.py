@@ -20,6 +20,7 @@ from coterie.studies.choice.candidates import Candidates, is_alone
 from coterie.studies.choice.halving import FEWEST_ROUNDS, Placed, cut
 from coterie.studies.choice.validation import Contender, ScoreReader, ValidationScores
 from coterie.studies.comparison.runner import begun, run_all
+from coterie.studies.joint import Common
 from coterie.studies.progress import StudyProgress
 
 _ALWAYS = 2  # stages after which there is a next one in any case: so early, methods that begin slowly are still behind
@@ -104,6 +105,8 @@ class StagePlayer:
         How many processes play runs side by side.
     stages
         The stages so far.
+    common
+        What the candidates of all stages have in common.
     """
 
     folder: Path
@@ -114,6 +117,7 @@ class StagePlayer:
     data_dir: str | os.PathLike[str] | None = None
     jobs: int = 1
     stages: list[Stage] = field(default_factory=list)
+    common: Common = field(default_factory=Common)
 
     def play(self) -> list[Stage]:
         """Play all that is left, and give the stages."""
@@ -169,6 +173,7 @@ class StagePlayer:
                 self.data_dir,
                 jobs=self.jobs,
                 progress=part,
+                common=self.common,
             )
         finally:  # also when it is stopped: what it took counts when it goes on
             self.stages[-1] = replace(stage, seconds=spent + time.monotonic() - began)

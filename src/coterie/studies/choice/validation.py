@@ -183,6 +183,9 @@ class _Key(NamedTuple):
     model: str
 
 
+_Column = tuple[float, "pd.Series[float]"]
+
+
 @dataclass(frozen=True)
 class _ReadRun:
     """What a run gave after each round on validation samples: the mean loss, and a value for each unit."""
@@ -192,25 +195,35 @@ class _ReadRun:
     metric: str
     sign: float
     by_samples: bool
-    columns: dict[_Key, tuple[float, pd.Series[float]]]
+    columns: dict[_Key, _Column]
 
 
-def _read_run(name: str, result: Result, known: Mapping[_Key, tuple[float, pd.Series[float]]]) -> _ReadRun:
-    summary, frame = result.summary, result.metrics
-    by_samples = summary["metric"] == _BY_ANSWERS and result.answers is not None
-    on_validation = frame[(frame["split"] == "validation") & (frame["metric"] == "loss")]
-    losses = on_validation.groupby(["round", "model"], observed=True, sort=False)["value"].mean()
-    columns = {}
-    for round_number in sorted({int(each) for each, _ in losses.index}):
-        for model in MODELS:
-            key = _Key(name, round_number, model)
-            if key in known:
-                columns[key] = known[key]
-            elif (round_number, model) in losses.index:
-                units = read_units(result, round_number, model, "validation", by_samples)
-                columns[key] = float(losses[round_number, model]), units
+def _read_run(name: str, result: Result, known: Mapping[_Key, _Column]) -> _ReadRun:
+    summary = result.summary
+    rounds, metric = int(summary["rounds"]), str(summary["metric"])
+    by_samples = metric == _BY_ANSWERS and result.answers_after(rounds, "validation") is not None
+    columns = dict[_Key, _Column]()
+    losses = _validation_losses(result.metrics)
+    for round_number in sorted({each for each, _ in losses}):
+        keys = {model: _Key(name, round_number, model) for model in MODELS if (round_number, model) in losses}
+        new = [model for model, key in keys.items() if key not in known]
+        units = read_units(result, round_number, new, "validation", by_samples) if new else {}
+        for model, key in keys.items():
+            columns[key] = known[key] if key in known else (losses[round_number, model], units[model])
     sign = 1.0 if summary["higher_is_better"] else -1.0
-    return _ReadRun(result.path, int(summary["rounds"]), str(summary["metric"]), sign, by_samples, columns)
+    return _ReadRun(result.path, rounds, metric, sign, by_samples, columns)
+
+
+def _validation_losses(metrics: pd.DataFrame) -> dict[tuple[int, str], float]:
+    """Give the mean over clients of the validation loss of each model that competes, after each round."""
+    rounds, values = metrics["round"].to_numpy(), metrics["value"].to_numpy(dtype=np.float64)
+    there = (metrics["split"] == "validation").to_numpy() & (metrics["metric"] == "loss").to_numpy() & ~np.isnan(values)
+    found = {}
+    for model in MODELS:
+        own = there & (metrics["model"] == model).to_numpy()
+        for round_number in np.unique(rounds[own]).tolist():
+            found[round_number, model] = float(values[own & (rounds == round_number)].mean())
+    return found
 
 
 def _scores(runs: Mapping[str, _ReadRun]) -> ValidationScores:
@@ -236,20 +249,21 @@ def _scores(runs: Mapping[str, _ReadRun]) -> ValidationScores:
     return ValidationScores(contenders, units, strata, first.by_samples, first.metric, first.sign)
 
 
-def read_units(result: Result, round_number: int, model: str, split: Split, by_samples: bool) -> pd.Series[float]:
-    """Give what a model gave after a round, by client and such that higher is better.
+def read_units(
+    result: Result, round_number: int, models: Sequence[str], split: Split, by_samples: bool
+) -> dict[str, pd.Series[float]]:
+    """Give what each of some models gave after a round, by client and such that higher is better.
 
     For every sample 1 if it was answered rightly, else 0; or each client's metric.
     """
     if not by_samples:
         sign = 1.0 if result.summary["higher_is_better"] else -1.0
         frame, metric = result.metrics, str(result.summary["metric"])
-        found = frame[(frame["model"] == model) & (frame["split"] == split) & (frame["metric"] == metric)]
-        values: pd.Series[float] = found[found["round"] == round_number].set_index("client")["value"]
-        return sign * values
+        found = frame[(frame["split"] == split) & (frame["metric"] == metric) & (frame["round"] == round_number)]
+        return {model: sign * found[found["model"] == model].set_index("client")["value"] for model in models}
     answers = result.answers_after(round_number, split)
     if answers is None:
         raise ConfigError(f"the run in {result.path} has lost its answers after round {round_number}: begin anew")
-    own = answers[answers["model"] == model]
-    right: pd.Series[float] = (own["answer"] > 0).astype(np.float64).set_axis(own["client"].to_numpy())
-    return right
+    of, clients = answers["model"].to_numpy(), answers["client"].to_numpy()
+    right = (answers["answer"].to_numpy() > 0).astype(np.float64)
+    return {model: pd.Series(right[own], index=clients[own]) for model in models for own in (of == model,)}

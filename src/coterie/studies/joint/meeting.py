@@ -49,15 +49,38 @@ _PARTIES = 2
 _FEWEST = 4  # runs of a party: fewer would leave too little to be computed at once
 
 
+class Common:
+    """What runs have in common that play together, or one meeting after another.
+
+    Attributes
+    ----------
+    store
+        The samples of all runs.
+    datasets
+        The data sets that they come from.
+    made
+        What else was made once for all.
+    """
+
+    def __init__(self) -> None:
+        self.store, self.datasets = SampleStore(), DatasetShelf()
+        self.made: dict[Hashable, Any] = {}
+
+
 class Meeting:
     """Runs that play together.
+
+    Parameters
+    ----------
+    common
+        What they have in common, ``None`` if nobody has met before.
 
     Attributes
     ----------
     stopped_by
         The signal by which the user asked for a stop, ``None`` if there was none.
-    store, datasets, made
-        The samples of all runs, the data sets that they come from, and what else was made once for all.
+    common
+        What they have in common.
     pens
         Held by whoever writes its folder.
     """
@@ -65,10 +88,9 @@ class Meeting:
     as_on_a_gpu: bool = False
     """Whether models are applied together on a CPU too, for their evaluation, and what is finite is asked together."""
 
-    def __init__(self) -> None:
+    def __init__(self, common: Common | None = None) -> None:
         self.stopped_by: int | None = None
-        self.store, self.datasets = SampleStore(), DatasetShelf()
-        self.made: dict[Hashable, Any] = {}
+        self.common = common or Common()
         self.pens = threading.BoundedSemaphore(_PENS)
         self._seats: list[Seat] = []
         self._engines: dict[Seat, tuple[JointEngine, int]] = {}
