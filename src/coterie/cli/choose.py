@@ -61,7 +61,7 @@ def choose(
     ] = None,
     eta: Annotated[
         int, typer.Option(min=2, help="One in so many candidates stays after each stage.", rich_help_panel=BUDGET)
-    ] = 3,
+    ] = 4,
     tune: Annotated[
         Texts,
         typer.Option(

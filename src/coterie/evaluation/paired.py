@@ -26,7 +26,7 @@ DRAWS = 10_000
 """How often chance is drawn."""
 
 _DECIMALS = 12  # means of counts that are closer than this are equal but for rounding
-_NUMBERS = 2**23  # numbers that are drawn at a time
+_NUMBERS = 2**20  # numbers that are drawn at a time: more would be memory that is taken and given back each time
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from coterie.runs.model_inputs import INPUTS, describe_inputs
 from coterie.runs.own_code import own_code, stored_config
 from coterie.runs.rounds import SimulatedRounds
 from coterie.runs.storage import RunFolder, read_config
+from coterie.runs.storage.run_files import shares_file
 from coterie.simulation.processes import ONE_PROCESS, OneProcess
 from coterie.simulation.sharded import ShardedProcesses
 
@@ -148,7 +149,9 @@ def _refuse_finished(folder: RunFolder) -> None:
 
 
 def _write_beginning(folder: RunFolder, parts: Assembly, choices: dict[str, Any]) -> None:
-    folder.write_shares(parts.population.holdings())
+    population, once = parts.population, parts.simulation.processes.once
+    # As the population itself: once for all runs that play together on it.
+    folder.write_shares(once(("shares", id(population)), lambda: shares_file(population.holdings())))
     folder.write_facts(INPUTS, describe_inputs(parts.population))
     folder.write_choices(choices)
 

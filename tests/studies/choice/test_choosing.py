@@ -169,13 +169,22 @@ def test_of_runs_that_are_as_good_the_one_with_the_least_loss_is_first() -> None
     assert [each.run for each in scores.ranking()] == ["b", "a", "d", "c"]
 
 
-def test_rounds_are_worth_more_while_they_make_anybody_better_by_two_standard_errors() -> None:
+def test_rounds_are_worth_more_while_they_make_the_best_better_by_two_standard_errors() -> None:
     """A run that gains g samples of 100 and loses none is ahead by g / 100, which is sqrt(g) standard errors."""
     for gained, improved in ((4, False), (5, True), (-5, False)):
         units = np.zeros((100, 4))
         units[:60, 0] = units[: 60 + gained, 1] = units[:60, 2] = units[:51, 3] = 1.0
         scores = scores_of(units, ("a", 2, 0.5), ("a", 6, 0.5), ("b", 2, 0.5), ("b", 6, 0.5))
-        assert scores.improved(2) is improved
+        assert scores.improved(2, [{"a", "b"}]) is improved
+
+
+def test_rounds_that_let_those_behind_catch_up_are_not_worth_more() -> None:
+    """On 100 samples: a has 80 before and after; b gains 20, which are more than four standard errors, and has 70."""
+    units = np.zeros((100, 4))
+    units[:80, 0] = units[:80, 1] = units[:50, 2] = units[:70, 3] = 1.0
+    scores = scores_of(units, ("a", 2, 0.5), ("a", 6, 0.5), ("b", 2, 0.5), ("b", 6, 0.5))
+    assert not scores.improved(2, [{"a", "b"}])
+    assert scores.improved(2, [{"a"}, {"b"}])  # each the best of its side
 
 
 def test_scores_are_means_over_clients_of_their_own_means(tiny: Choice) -> None:
@@ -279,11 +288,11 @@ def player(tmp_path: Path, minutes: float, *seconds: float) -> StagePlayer:
 
 
 def test_minutes_are_planned_from_what_rounds_have_taken(tmp_path: Path) -> None:
-    """8 runs × 2 rounds took 16 s, a second each, and 104 s of two minutes are left: 5 (⌈R/3⌉ - 2) + 4 (R - ⌈R/3⌉)."""
+    """8 runs × 2 rounds took 16 s, a second each, and 104 s of two minutes are left: 5 (⌈R/4⌉ - 2) + 4 (R - ⌈R/4⌉)."""
     last = player(tmp_path, 2.0, 16.0)._last_round(1, 2)
 
     def cost(rounds: int) -> int:
-        middle = max(3, -(-rounds // 3))
+        middle = max(3, -(-rounds // 4))
         return 5 * (middle - 2) + 4 * (rounds - middle)
 
     assert last == max(rounds for rounds in range(3, 200) if cost(rounds) <= 104)
@@ -426,7 +435,8 @@ def test_the_command_prints_and_writes_the_answer(tiny: Choice, tmp_path: Path) 
     assert done.exit_code == 0
     for sentence in tiny.sentences():
         assert sentence in done.output
-    assert (tmp_path / "choice" / "choice.yaml").read_bytes() == tiny.file.read_bytes()
+    for name in ("choice.yaml", "plan.yaml"):
+        assert (tmp_path / "choice" / name).read_bytes() == (tiny.path / name).read_bytes()
     page = tiny.page.read_text(encoding="utf-8")
     for each in ("Does federating help?", "Whom it helps and whom it harms", "prefers-color-scheme: dark"):
         assert each in page
@@ -462,4 +472,4 @@ def test_training_alone_is_always_there_and_learning_rates_are_tried_unless_give
 def test_the_plan_in_the_folder_is_one_that_a_report_reads(tiny: Choice, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(tiny.path), "--out", str(tmp_path / "report.html"), "-q"])
     assert done.exit_code == 0 and (tmp_path / "report.html").exists()
-    assert yaml.safe_load((tiny.path / "plan.yaml").read_text())["budget"] == {"rounds": 6, "minutes": None, "eta": 3}
+    assert yaml.safe_load((tiny.path / "plan.yaml").read_text())["budget"] == {"rounds": 6, "minutes": None, "eta": 4}

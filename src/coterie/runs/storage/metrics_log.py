@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.atomic_files import replacing
+from coterie.runs.storage.atomic_files import replacing, sync
 from coterie.runs.storage.seals import BLANK, check_seal, seal
 
 EVERYONE = -1
@@ -154,10 +154,14 @@ class MetricsLog:
         if self._merged.exists():
             return
         parts = self._parts()
-        with replacing(self._merged) as draft:
-            _write(_groups(parts), draft)
-        for part in parts:
-            part.unlink()
+        if len(parts) == 1 and _row_count(parts[0]) <= _GROUP_ROWS:  # is what would be written, byte for byte
+            os.replace(parts[0], self._merged)
+            sync(self._merged.parent)
+        else:
+            with replacing(self._merged) as draft:
+                _write(_groups(parts), draft)
+            for part in parts:
+                part.unlink()
         if self._folder.exists():
             self._folder.rmdir()
 

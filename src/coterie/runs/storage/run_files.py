@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import read_json, write_json
 from coterie.runs.storage.format_versions import check_format, stamp
 from coterie.runs.storage.matrix_log import MatrixLog
-from coterie.runs.storage.seals import BLANK, check_seal, seal
+from coterie.runs.storage.seals import BLANK, check_seal, sealed
 from coterie.yaml_file import PLAIN_LOADER
 
 CONFIG = "config.yaml"
@@ -94,11 +95,11 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     return read_json(file) if file.exists() else None
 
 
-def write_shares(shares: pd.DataFrame, draft: Path) -> None:
-    """Write what each client of a run holds to a draft."""
-    table = pa.Table.from_pandas(shares, preserve_index=False)
-    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), "checksum": BLANK}), draft)
-    seal(draft)
+def shares_file(shares: pd.DataFrame) -> bytes:
+    """Give the file that says what each client of a run holds."""
+    table, file = pa.Table.from_pandas(shares, preserve_index=False), io.BytesIO()
+    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), "checksum": BLANK}), file)
+    return sealed(file.getvalue())
 
 
 def read_shares(path: Path) -> pd.DataFrame:

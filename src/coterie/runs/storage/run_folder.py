@@ -46,7 +46,7 @@ from torch import Tensor
 
 from coterie.errors import RunFolderError
 from coterie.runs.storage.answers import keep_answers
-from coterie.runs.storage.atomic_files import is_draft, read_json, remove_drafts, replacing, write_json, write_text
+from coterie.runs.storage.atomic_files import is_draft, read_json, remove_drafts, write_bytes, write_json, write_text
 from coterie.runs.storage.checkpoints import Checkpoints
 from coterie.runs.storage.code_folder import CODE, checksum_of, write_code
 from coterie.runs.storage.lock import LOCK_FILE, lock_folder
@@ -65,8 +65,8 @@ from coterie.runs.storage.run_files import (
     read_beginning,
     read_config,
     read_summary,
+    shares_file,
     write_about,
-    write_shares,
 )
 from coterie.runs.storage.timings_log import TimingsLog
 from coterie.user_code import Copies
@@ -213,10 +213,10 @@ class RunFolder:
         with _reported(self.path):
             write_json(self.path / file, facts, sealed=True)
 
-    def write_shares(self, shares: pd.DataFrame) -> None:
-        """Write what each client holds, a row for each."""
-        with _reported(self.path), replacing(self.path / SHARES) as draft:
-            write_shares(shares, draft)
+    def write_shares(self, shares: pd.DataFrame | bytes) -> None:
+        """Write what each client holds, a row for each, or the file that was made of it for another run."""
+        with _reported(self.path):
+            write_bytes(self.path / SHARES, shares if isinstance(shares, bytes) else shares_file(shares))
 
     def write_client_names(self, names: Sequence[str]) -> None:
         """Write the clients' names, in the order of their numbers, where there are no shares that have them."""

@@ -31,6 +31,12 @@ def seal(path: Path) -> None:
         content.flush()
 
 
+def sealed(content: bytes) -> bytes:
+    """Give what a file holds with its checksum in its blank."""
+    begin = content.rindex(BLANK.encode()) + len(_MARK)
+    return content[:begin] + hashlib.sha256(content).hexdigest().encode() + content[begin + _DIGITS :]
+
+
 def check_seal(path: Path) -> None:
     """Refuse a file that is not what was sealed with a ``RunFolderError``; one without a seal is taken as it is."""
     with path.open("rb") as file:

@@ -67,7 +67,8 @@ class Stage:
     staying
         Who plays the next stage, if there is one.
     improved
-        Whether its rounds made anybody better who played them, so that more are worth their time.
+        Whether the best of what federates, or of training alone, is better than the best of the same candidates was
+        before it, so that more rounds are worth their time.
     ended
         Whether it has come to its end.
     """
@@ -204,7 +205,7 @@ class StagePlayer:
                 *cut(self._placed(scores, alone), ladder.counts[following].alone),
             }
             staying = tuple(run for run in staying if run in kept)
-        improved = stage.number < _ALWAYS or scores.improved(self.stages[-2].rounds)
+        improved = stage.number < _ALWAYS or scores.improved(self.stages[-2].rounds, sides.values())
         return replace(stage, ranking=tuple(ranking), diverged=diverged, staying=staying, improved=improved, ended=True)
 
     def _placed(self, scores: ValidationScores, runs: set[str]) -> list[Placed]:

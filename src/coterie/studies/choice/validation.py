@@ -117,12 +117,19 @@ class ValidationScores:
         ahead = self._ahead(contender, best)
         return bool(self._weights @ ahead >= -self._spread(ahead) - _ROUNDING)
 
-    def improved(self, since: int) -> bool:
-        """Say whether any run stands better than it stood after a round, by two standard errors."""
-        then = {each.run: each for each in self.ranking(until=since)}
-        now = [each for each in self.ranking() if each.run in then]
-        ahead = [self._ahead(each, then[each.run]) for each in now]
-        return any(self._weights @ each > _BEYOND_CHANCE * self._spread(each) + _ROUNDING for each in ahead)
+    def improved(self, since: int, sides: Iterable[set[str]]) -> bool:
+        """Say whether the first of any side is better than the first of the same runs was after a round.
+
+        By two standard errors. The one was picked of as many as the other, so that the luck of being first is in both;
+        a single run's own gain would mostly be that of whoever was behind.
+        """
+        for side in sides:
+            then, now = self.ranking(side, since), self.ranking(side)
+            if then and now:
+                ahead = self._ahead(now[0], then[0])
+                if self._weights @ ahead > _BEYOND_CHANCE * self._spread(ahead) + _ROUNDING:
+                    return True
+        return False
 
     def _highest(self, contenders: Sequence[Contender]) -> Contender:
         return max(contenders, key=lambda each: (self.sign * each.score, -each.loss))
