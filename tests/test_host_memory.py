@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from coterie.errors import ConfigError
-from coterie.memory import GPU_SHARE, free_memory, gpu_memory, gpu_share
+from coterie.memory import GPU_SHARE, free_memory, gpu_memory, gpu_share, without_collecting
 
 COUNT = """
 import json, resource
@@ -86,3 +87,19 @@ def test_nothing_asks_a_gpu_but_through_its_share() -> None:
         if re.search(r"mem_get_info|total_memory", path.read_text(encoding="utf-8"))
     }
     assert asking == {"memory.py"}
+
+
+def test_nothing_is_collected_within() -> None:
+    was_on = gc.isenabled()
+    gc.enable()
+    try:
+        with without_collecting():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        gc.disable()
+        with without_collecting():
+            pass
+        assert not gc.isenabled()
+    finally:
+        (gc.enable if was_on else gc.disable)()
+        gc.unfreeze()

@@ -15,6 +15,7 @@ pseudorandom number generators", OOPSLA 2014), in wrapping 64-bit arithmetic.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 from collections.abc import Iterator
@@ -129,6 +130,7 @@ def keys(seed: int, purpose: str, round_number: int, clients: Tensor) -> Tensor:
         return torch.as_tensor(made, device="cpu")  # said, or else a caller's default device takes them
 
 
+@functools.lru_cache(maxsize=4096)
 def stream_base(seed: int, purpose: str, round_number: int) -> int:
     """Return the number from which :func:`keys` makes the keys of one purpose and round.
 

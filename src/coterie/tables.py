@@ -15,14 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.table import Table as RichTable
-    from rich.text import Text
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 ABSENT = "–"
 """What a cell shows where there is nothing to show."""
-
-_STYLES = {"": "", "best": "bold", "second": "underline"}
 
 _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _TEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
@@ -196,7 +192,7 @@ class Table:
         """
         rules = ("---:" if column.align == "right" else "---" for column in self.columns)
         lines = [[escape_markdown(column.heading) for column in self.columns], list(rules)]
-        lines += [[_markdown_cell(cell) for cell in _cells(row)] for row in self.rows]
+        lines += [[_markdown_cell(cell) for cell in cells_of(row)] for row in self.rows]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         parts = [escape_markdown(self.title), body, *map(escape_markdown, self.notes)]
         return "\n\n".join(part for part in parts if part) + "\n"
@@ -215,7 +211,7 @@ class Table:
         lines += [f"\\begin{{tabular}}{{{spec}}}", r"\toprule"]
         lines += [_latex_line([escape_latex(column.heading) for column in self.columns]), r"\midrule"]
         for place, row in enumerate(self.rows, 1):
-            lines.append(_latex_line([_latex_cell(cell) for cell in _cells(row)]))
+            lines.append(_latex_line([_latex_cell(cell) for cell in cells_of(row)]))
             if row.ends_section and place < len(self.rows):
                 lines.append(r"\midrule")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
@@ -251,7 +247,7 @@ class Table:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow([column.heading for column in self.columns])
-        writer.writerows([cell.text for cell in _cells(row)] for row in self.rows)
+        writer.writerows([cell.text for cell in cells_of(row)] for row in self.rows)
         return out.getvalue()
 
     def _repr_html_(self) -> str:
@@ -269,7 +265,7 @@ class Table:
 
     def _html_row(self, row: Row) -> str:
         found = []
-        for place, (cell, column) in enumerate(zip(_cells(row), self.columns, strict=True)):
+        for place, (cell, column) in enumerate(zip(cells_of(row), self.columns, strict=True)):
             tip = f' title="{html.escape(cell.tooltip)}"' if cell.tooltip else ""
             text = html.escape(cell.text)
             text = {"": text, "best": f"<b>{text}</b>", "second": f"<u>{text}</u>"}[cell.emphasis]
@@ -279,75 +275,9 @@ class Table:
         return ('<tr class="muted">' if row.muted else "<tr>") + "".join(found) + "</tr>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text
+        from coterie.terminal_tables import laid_out
 
-        if self.title:
-            yield Text(self.title, style="italic")
-        for block in self._blocks(options.max_width):
-            yield self._rich_table(block, options.max_width)
-        for note in self.notes:
-            yield Text(note, style="dim")
-
-    def _blocks(self, width: int) -> list[list[int]]:
-        """Share the columns out to tables that are no wider than the terminal, so that no number is broken."""
-        left = min(width // 2, self._width_of_labels())
-        blocks: list[list[int]] = [[]]
-        used = left
-        for place in range(self.labels, len(self.columns)):
-            wide = self._width(place)
-            if blocks[-1] and used + wide > width:
-                blocks.append([])
-                used = left
-            blocks[-1].append(place)
-            used += wide
-        return blocks
-
-    def _texts(self, place: int) -> list[str]:
-        return [cell.text + cell.mark for row in self.rows for cell in [_cells(row)[place]]]
-
-    def _width(self, place: int) -> int:
-        # With the two spaces between columns. A heading may be broken between words, a cell may not.
-        return 2 + max(map(len, (*self.columns[place].heading.split(), *self._texts(place))), default=0)
-
-    def _width_of_labels(self) -> int:
-        return sum(self._width(place) for place in range(self.labels))
-
-    def _widths(self, places: Sequence[int], width: int) -> dict[int, int]:
-        """Give the widths of columns whose cells must not be broken, in a table no wider than that.
-
-        Headings give way: rich would take from the widest columns, and break their cells.
-        """
-        labels_fit = self._width_of_labels() <= width // 2
-        kept = [
-            place for place in places if (place < self.labels and labels_fit) or self.columns[place].align != "left"
-        ]
-        least = {place: self._width(place) for place in places}
-        wide = {place: max(least[place], 2 + len(self.columns[place].heading)) for place in places}
-        for _ in range(sum(wide.values()) - width):
-            slack, place = max(((wide[place] - least[place], place) for place in kept), default=(0, 0))
-            if not slack:
-                break
-            wide[place] -= 1
-        return {place: wide[place] - 2 for place in kept}
-
-    def _rich_table(self, block: Sequence[int], width: int) -> RichTable:
-        from rich import box
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
-        out = RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-        places = (*range(self.labels), *block)
-        widths = self._widths(places, width)
-        for place in places:
-            column = self.columns[place]
-            out.add_column(Text(column.heading), justify=column.align, overflow="fold", width=widths.get(place))
-        for row in self.rows:
-            cells = _cells(row)
-            if row.muted and all(cells[place].text == ABSENT for place in block):
-                continue
-            found: list[RenderableType] = [_rich_cell(cells[place], self.columns[place]) for place in places]
-            out.add_row(*found, style="dim" if row.muted else "", end_section=row.ends_section)
-        return out
+        return laid_out(self, options.max_width)
 
 
 def escape_markdown(text: str) -> str:
@@ -383,14 +313,20 @@ def escape_latex(text: str) -> str:
     return "".join(_TEX.get(sign, sign) for sign in " ".join(text.splitlines()))
 
 
-def _cells(row: Row) -> list[Cell]:
+def cells_of(row: Row) -> list[Cell]:
+    """Give a row's cells, plain words made into ones.
+
+    Parameters
+    ----------
+    row
+        The row.
+
+    Returns
+    -------
+    list of Cell
+        One for each column.
+    """
     return [cell if isinstance(cell, Cell) else Cell(cell) for cell in row.cells]
-
-
-def _rich_cell(cell: Cell, column: Column) -> Text:
-    from rich.text import Text
-
-    return Text.assemble((cell.text, _STYLES[cell.emphasis]), cell.mark, no_wrap=column.align == "right")
 
 
 def _markdown_cell(cell: Cell) -> str:

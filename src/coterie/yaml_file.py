@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,17 @@ def yaml_text(values: Mapping[str, Any]) -> str:
     """Write named values, of plain YAML types, in their order."""
     text: str = yaml.dump(dict(values), Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
     return text
+
+
+def read_plain_text(text: str) -> Any:
+    """Read YAML that a program wrote; the caller may change what it is given."""
+    return copy.deepcopy(_parsed(text))
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    # A run's configuration is read back when it is written, when the run has ended, and for a study's table.
+    return yaml.load(text, Loader=PLAIN_LOADER)
 
 
 class _Loader(yaml.SafeLoader):

@@ -138,3 +138,12 @@ def test_many_clients_are_compared_as_scipy_does(levels: int) -> None:
         expected = stats.wilcoxon(unequal[unequal != 0], method="asymptotic")
         if np.count_nonzero(unequal) > 50:
             assert (found.pvalue, found.statistic) == (expected.pvalue, expected.statistic)
+
+
+@pytest.mark.parametrize("levels", [3, 20, 10**6])
+def test_few_clients_are_compared_as_scipy_does(levels: int) -> None:
+    generator = np.random.default_rng(levels)
+    for count in (1, 2, 12, 13, 14, 30, 50):
+        differences = generator.integers(1, levels + 1, size=count) * generator.choice([-1, 1], size=count) / 2**20
+        found, expected = wilcoxon(differences, np.zeros(count)), stats.wilcoxon(differences)
+        assert (found.pvalue, found.statistic) == (expected.pvalue, expected.statistic)

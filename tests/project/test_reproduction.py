@@ -30,19 +30,18 @@ def table(name: str) -> tuple[list[str], list[list[str]]]:
 def test_the_claims_that_hold_are_counted_right() -> None:
     """The table by hand against the ledger, counted again here."""
     _, rows = table("verdicts")
-    titles = {"FedACS": "fedacs", "FedAMP": "fedamp", "FedPG": "fedpg", "FLAME": "flame"}
-    assert [row[0] for row in rows] == [*titles, "all"]
-    claims: Counter[tuple[str, str]] = Counter()
-    cases: Counter[tuple[str, str]] = Counter()
+    titles = {"fedacs": "FedACS", "fedamp": "FedAMP", "fedpg": "FedPG", "flame": "FLAME", "all": "all"}
+    kinds = ("claims", "claims on one data set", "cases")
+    assert [tuple(row[:2]) for row in rows] == [(title, kind) for title in titles.values() for kind in kinds]
+    counts: Counter[tuple[str, str, str]] = Counter()
     for claim in ledger.plain(ledger.open_ledger(RESULTS)):
+        found = ([claim["verdict"]], claim["on_one_data_set"].values(), [each["verdict"] for each in claim["places"]])
         for paper in (claim["paper"], "all"):
-            claims[paper, claim["verdict"]] += 1
-            cases.update((paper, place["verdict"]) for place in claim["places"])
-    for title, *numbers in rows:
-        paper = titles.get(title, "all")
-        for counts, shown in ((claims, numbers[:4]), (cases, numbers[4:])):
-            found = [counts[paper, answer] for answer in ANSWERS]
-            assert [int(word.replace(",", "")) for word in shown] == [sum(found), *found], title
+            for kind, answers in zip(kinds, found, strict=True):
+                counts.update((titles[paper], kind, answer) for answer in answers)
+    for title, kind, *shown in rows:
+        expected = [counts[title, kind, answer] for answer in ANSWERS]
+        assert [int(word.replace(",", "")) for word in shown] == [sum(expected), *expected], (title, kind)
 
 
 def test_nothing_is_judged_by_hand() -> None:

@@ -27,6 +27,7 @@ from coterie.cli.shared_options import (
 from coterie.cli.written_values import parse_lists, separate_seeds
 from coterie.config import check_names
 from coterie.errors import ConfigError
+from coterie.memory import without_collecting
 from coterie.yaml_file import read_yaml
 
 
@@ -80,7 +81,8 @@ def compare(
     fields |= {"tune": parse_lists(tune)} if tune else {}
     values = _with_file(names, fields)
     _check_names(values)
-    from coterie.studies import comparison
+    with without_collecting():
+        from coterie.studies import comparison
 
     found = comparison.compare(
         comparison.make_plan(values),

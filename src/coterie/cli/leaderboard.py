@@ -131,11 +131,11 @@ def settings(protocol: ProtocolFile = None) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for title in ("name", "data", "clients", "partition"):
         table.add_column(title, no_wrap=title == "name")
+    table.add_column("runs", justify="right")
     for each in rules.settings.values():
-        table.add_row(each.name, each.data, each.presence, each.partition)
+        table.add_row(each.name, each.data, each.presence, each.partition, str(rules.runs(each)))
     out.print(table)
-    runs = rules.candidates * len(rules.seeds)
-    out.print(f"A method has {runs} runs of {rules.same['rounds']} rounds in each.", highlight=False)
+    out.print(f"Runs are those of one method, of {rules.same['rounds']} rounds each.", highlight=False)
 
 
 @app.command()

@@ -13,6 +13,7 @@ from coterie.cli.console import out as standard_output
 from coterie.cli.report import suggest
 from coterie.cli.shared_options import RESULTS, DataDir, Folder, Quiet, Track, with_fields
 from coterie.config import check_names, from_mapping, from_yaml
+from coterie.memory import without_collecting
 
 if TYPE_CHECKING:
     from coterie.results import Result
@@ -47,7 +48,8 @@ def run(
         config = from_yaml(Path(what), fields)
     else:
         config = from_mapping({"algorithm": what, **fields})
-    from coterie import api
+    with without_collecting():
+        from coterie import api
 
     _show(api.run_config(config, out=out, data_dir=data_dir, progress=not quiet, track=track or ()), quiet)
 
@@ -59,7 +61,8 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was stopped or killed; it ends exactly as if it had never been stopped."""
-    from coterie import api
+    with without_collecting():
+        from coterie import api
 
     if api.load(path).finished:
         err.print(f"{path} is finished: there is nothing to resume", markup=False, highlight=False)

@@ -233,6 +233,7 @@ def serve(
             scorer=Scorer(simulation, population.roles.trainers, torch.zeros(0, dtype=torch.int64)),
             matrix_scorer=None,
             fingerprint={"federation": agreement.digest},
+            trainers=population.roles.trainers,
         )
         rounds = FederatedRounds(config, folder, parts, federation, lambda number: None)
         experiment = Experiment(config, folder, parts, rounds)

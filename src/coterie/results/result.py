@@ -25,6 +25,7 @@ from coterie.runs.storage import (
     read_summary,
 )
 from coterie.runs.storage.answers import read_answers
+from coterie.runs.storage.metric_columns import MetricColumns
 from coterie.runs.storage.run_files import SHARES, read_client_names
 from coterie.tables import Table
 
@@ -334,6 +335,11 @@ class Result:
         return matrix.rename(index=self.client_names, columns=self.client_names) if names else matrix
 
     @cached_property
+    def _columns(self) -> MetricColumns:
+        known: pd.DataFrame | None = self.__dict__.get("metrics")
+        return MetricsLog(self._path).columns() if known is None else MetricColumns.of_frame(known)
+
+    @cached_property
     def _summary(self) -> dict[str, Any] | None:
         return read_summary(self._path)
 
@@ -344,3 +350,8 @@ class Result:
         if not self.finished:
             return f"<p>{html.escape(repr(self))}</p>"
         return self.table().html()
+
+
+def columns_of(result: Result) -> MetricColumns:
+    """Give what :attr:`Result.metrics` holds as arrays, which are read and looked up much sooner; read once."""
+    return result._columns

@@ -13,7 +13,7 @@ from coterie import evaluation
 from coterie.config import fields as config_fields
 from coterie.errors import ConfigError
 from coterie.evaluation import OverSeeds, PairedTest
-from coterie.results.result import Result
+from coterie.results.result import Result, columns_of
 
 At = Literal["final", "best", "best_oracle"]
 """The last round, the best on validation data, or the best on test data."""
@@ -104,15 +104,13 @@ def client_scores(result: Result, model: str = "personal", at: At | int = "final
     pandas.Series
         A value for each client that has one and does not attack, by client.
     """
-    found, frame = {"round": at} if isinstance(at, int) else _model_at(result, model, at), result.metrics
-    of_model = frame[
-        (frame["model"] == model) & (frame["split"] == "test") & (frame["metric"] == result.summary["metric"])
-    ]
-    number = found.get("round", int(np.max(of_model["round"].to_numpy())))
-    attackers = result.shares.loc[result.shares["role"] == "attacker", "client"]
-    counted = of_model[(of_model["round"] == number) & ~of_model["client"].isin(attackers)]
-    scores: pd.Series[float] = counted.set_index("client")["value"]
-    return scores
+    found = {"round": at} if isinstance(at, int) else _model_at(result, model, at)
+    of_model = columns_of(result).where(model=model, split="test", metric=result.summary["metric"])
+    counted = of_model.after(found.get("round", int(of_model.round.max())))
+    shares = result.shares
+    attack = np.isin(counted.client, shares["client"].to_numpy()[(shares["role"] == "attacker").to_numpy()])
+    counted = counted.only(~attack)
+    return pd.Series(counted.value, index=pd.Index(counted.client, name="client"), name="value")
 
 
 @dataclass(frozen=True)

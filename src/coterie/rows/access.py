@@ -29,7 +29,7 @@ def take_rows(rows: Tensor, index: Tensor) -> Tensor:
     if not isinstance(rows, ClientMatrix):
         return rows[index]
     if index.dim() == 1:
-        return rows.gather_rows(RowIndex.of(index, rows.device))
+        return rows.gather_rows(RowIndex.of(index, rows.backend.device))
     # A row that is wanted several times is fetched once.
     each, place = index.unique(return_inverse=True)
     return rows.gather_rows(RowIndex.of(each, rows.device))[place]
@@ -93,7 +93,7 @@ def put_rows(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
         A new tensor; a client matrix shares all other rows with the old one.
     """
     if isinstance(rows, ClientMatrix):
-        return rows.patched(RowIndex.of(index, rows.device), values)
+        return rows.patched(RowIndex.of(index, rows.backend.device), values)
     return rows.index_copy(0, index, values.to(rows.dtype))
 
 

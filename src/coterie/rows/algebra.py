@@ -234,11 +234,10 @@ def cosines(rows: Tensor) -> Tensor:
         A float64 matrix ``[clients, clients]``; a zero row has cosine 0 with every other.
     """
     products = gram(rows)
-    length = products.diagonal().clamp_min(0).sqrt()
-    length = torch.where(length > 0, length, torch.ones_like(length))
-    out = (products / length.unsqueeze(1) / length.unsqueeze(0)).clamp(-1.0, 1.0)
-    out = (out + out.T) / 2
-    return out.fill_diagonal_(1.0)
+    length = products.diagonal().clamp_min(0).sqrt_()
+    length = torch.where(length > 0, length, 1.0)
+    out = (products / length.unsqueeze(1)).div_(length).clamp_(-1.0, 1.0)
+    return (out + out.T).div_(2).fill_diagonal_(1.0)
 
 
 def squared_distances(rows: Tensor) -> Tensor:

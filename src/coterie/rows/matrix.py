@@ -111,7 +111,8 @@ class ClientMatrix(Tensor):
         """
         old, backend = self._overlay.patch, self.backend
         rows = torch.empty((len(index), *backend.shape[1:]), dtype=backend.dtype, device=backend.device).copy_(values)
-        if bool((index.on_host[1:] <= index.on_host[:-1]).any()):
+        numbers = index.on_host.numpy()  # whose operations on so few numbers take a third of the time
+        if (numbers[1:] <= numbers[:-1]).any():
             order = index.on_host.argsort()
             on_device = to_device(order, backend.device)
             index, rows = RowIndex(index.on_device[on_device], index.on_host[order]), rows[on_device]

@@ -81,11 +81,21 @@ Precision = Literal["float32", "tf32", "bf16"]
 to 11 elsewhere. Sums are float32 in any case."""
 
 
-@contextlib.contextmanager
-def rounded(precision: Precision) -> Iterator[None]:
+class rounded:  # used as a function; it is opened several times a round
     """Let products be rounded to this precision while the context is open."""
-    with tf32(precision != "float32"), kernels.coarse(precision == "bf16"):
-        yield
+
+    __slots__ = ("_before", "_wanted")
+
+    def __init__(self, precision: Precision) -> None:
+        coarsely = precision != "float32"
+        self._wanted: Switches = (coarsely, coarsely, precision == "bf16")
+
+    def __enter__(self) -> None:
+        self._before = switches()
+        switch_to(self._wanted)
+
+    def __exit__(self, *failed: object) -> None:
+        switch_to(self._before)
 
 
 def split(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,6 +67,8 @@ class Assembly:
         Measures its accuracy matrix, if that was asked for.
     fingerprint
         Digests of what the configuration names but does not hold: the samples, the partition, the initial model.
+    trainers
+        The clients that train, on the device.
     """
 
     population: Population
@@ -74,6 +76,7 @@ class Assembly:
     scorer: Scorer
     matrix_scorer: AccuracyMatrixScorer | None
     fingerprint: dict[str, str]
+    trainers: Tensor
 
     @property
     def engine(self) -> Engine:
@@ -126,7 +129,8 @@ def assemble(
         processes.agree(f"the {what} is not the same on all ranks of the sharded run", [number_of(digest)])
     processes.align(engine)
     engine = processes.share(engine)
-    trainers = population.roles.trainers.to(device)
+    # Runs that have the same have one tensor of them, which is held with the population.
+    trainers = once(("trainers", id(population), device), lambda: population.roles.trainers.to(device))
     attackers = population.roles.attackers.to(device)
     simulation = Simulation(
         algorithm,
@@ -146,7 +150,7 @@ def assemble(
     scorer = Scorer(simulation, trainers, population.roles.newcomers.to(device), splits, config.adapt_rounds)
     honest = torch.tensor(population.roles.honest, device=device)
     matrix_scorer = AccuracyMatrixScorer(simulation, trainers, honest) if config.matrix else None
-    return Assembly(population, simulation, scorer, matrix_scorer, fingerprint)
+    return Assembly(population, simulation, scorer, matrix_scorer, fingerprint, trainers)
 
 
 def _world(config: ExperimentConfig, data_dir: Path | None) -> Hashable:

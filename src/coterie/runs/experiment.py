@@ -141,7 +141,7 @@ class Experiment:
             summary.update(
                 summary_of(
                     self.config,
-                    self.folder.metrics.read(),
+                    self.folder.metrics.columns(),
                     metric=self.parts.scorer.primary,
                     rounds=self.completed,
                     seconds=self.folder.timings.total(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -61,7 +62,7 @@ class SimulatedRounds:
     def __init__(self, config: ExperimentConfig, folder: RunFolder, parts: Assembly) -> None:
         self.config, self.folder, self.parts = config, folder, parts
         self.simulation, self.recorder = parts.simulation, Recorder(config, folder, parts)
-        self.trainers = parts.population.roles.trainers.to(parts.engine.device)
+        self.trainers = parts.trainers
         self.in_round = False
         self._drawn = (0, self.trainers)  # the last cohort that was drawn, and its round; before the first all of them
         self._replies: list[int] = []  # that each client had sent after the last complete round, where that counts
@@ -111,7 +112,9 @@ class SimulatedRounds:
         """Draw the clients of a round, or give those that were drawn while the round before was played."""
         number, drawn = self._drawn
         if number != round_number:
-            drawn = draw_cohort(self.config.seed, round_number, self.trainers, self.config.participation)
+            what = self.config.seed, round_number, self.trainers, self.config.participation
+            key = "cohort", *what[:2], id(self.trainers), self.config.participation
+            drawn = self.simulation.processes.lately(key, partial(draw_cohort, *what))
             self._drawn = round_number, drawn
         return drawn
 

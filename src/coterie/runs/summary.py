@@ -30,13 +30,11 @@ replied most often. In the file, what is not a finite number is ``null``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.algorithms import registry
@@ -45,9 +43,8 @@ from coterie.errors import RunFolderError
 from coterie.evaluation import best_round, fairness
 from coterie.evaluation import metrics as metric_table
 from coterie.evaluation.metrics import usual
+from coterie.runs.storage.metric_columns import Integers, MetricColumns, Numbers
 from coterie.simulation.privacy import parse as parse_privacy
-
-_Mask = NDArray[np.bool_]
 
 _ALWAYS = ("personal", "global")
 _NEWCOMER = "newcomer"
@@ -57,7 +54,7 @@ MODELS = (*_ALWAYS, "hybrid", "hybrid_oracle", _NEWCOMER)
 
 
 def summarise(
-    metrics: pd.DataFrame,
+    metrics: pd.DataFrame | MetricColumns,
     *,
     algorithm: str,
     seed: int,
@@ -74,7 +71,7 @@ def summarise(
     Parameters
     ----------
     metrics
-        What :meth:`coterie.runs.storage.MetricsLog.read` gives.
+        What :meth:`coterie.runs.storage.MetricsLog.read` or :meth:`~coterie.runs.storage.MetricsLog.columns` gives.
     algorithm
         The method's name.
     seed
@@ -105,20 +102,15 @@ def summarise(
     RunFolderError
         If the metric was never measured on test data.
     """
-    records = _Records(metrics)
-    counted = records.everything if clients is None else metrics["client"].isin(list(clients)).to_numpy()
+    everything = MetricColumns.of_frame(metrics) if isinstance(metrics, pd.DataFrame) else metrics
+    counted = everything if clients is None else everything.where(clients=clients)
     models = {
-        model: _of_model(
-            records, records.everything if model == _NEWCOMER else counted, model, metric, higher_is_better
-        )
+        model: _of_model((everything if model == _NEWCOMER else counted).where(model=model), metric, higher_is_better)
         for model in MODELS
     }
     if measured and not any(models.values()):
         raise RunFolderError(f"there is nothing to sum up: {metric!r} was never measured on test data")
-    wire = {
-        way: records.values[records.where("model", "federation") & records.where("metric", f"bytes_{way}")]
-        for way in ("up", "down")
-    }
+    federation = everything.where(model="federation")
     return {
         "algorithm": algorithm,
         "seed": int(seed),
@@ -127,16 +119,16 @@ def summarise(
         "higher_is_better": higher_is_better,
         "best_chosen_on": "validation" if any(found and found["best"] for found in models.values()) else None,
         **{model: found for model, found in models.items() if found or model in _ALWAYS},
-        **_of_matrix(metrics, counted & records.where("split", "cross"), metric),
+        **_of_matrix(counted, everything, metric),
         "seconds": {"total": float(seconds), "per_round": float(seconds) / max(1, rounds)},
-        "bytes": {way: int(counts.sum()) for way, counts in wire.items()},
-        **({} if privacy is None else {"privacy": _of_privacy(metrics, privacy)}),
+        "bytes": {way: int(federation.where(metric=f"bytes_{way}").value.sum()) for way in ("up", "down")},
+        **({} if privacy is None else {"privacy": _of_privacy(everything, privacy)}),
     }
 
 
 def summary_of(
     config: ExperimentConfig,
-    metrics: pd.DataFrame,
+    metrics: MetricColumns,
     *,
     metric: str,
     rounds: int,
@@ -161,35 +153,54 @@ def summary_of(
     return {"title": algorithm.title, **summary}
 
 
-def _of_privacy(metrics: pd.DataFrame, text: str) -> dict[str, float | None]:
-    epsilon = metrics.loc[metrics["metric"] == "epsilon", ["round", "value"]].sort_values("round")["value"]
-    return {**parse_privacy(text).model_dump(), "epsilon": float(epsilon.iloc[-1]) if len(epsilon) else None}
+def _of_privacy(metrics: MetricColumns, text: str) -> dict[str, float | None]:
+    epsilon = metrics.where(metric="epsilon")
+    last = float(epsilon.value[epsilon.round.argmax()]) if len(epsilon) else None
+    return {**parse_privacy(text).model_dump(), "epsilon": last}
 
 
-def _of_model(
-    records: _Records, counted: _Mask, model: str, metric: str, higher_is_better: bool
-) -> dict[str, Any] | None:
-    of_model = counted & records.where("model", model)
-    if not of_model.any():
-        return None
-    on_test = of_model & records.where("split", "test")
-    test = records.by_round(on_test & records.where("metric", metric))
+class _ByRound(NamedTuple):
+    """A table of rounds by clients, both in increasing order, NaN where a client has no value."""
+
+    rounds: Integers
+    clients: Integers
+    values: Numbers
+
+    @classmethod
+    def of(cls, measured: MetricColumns) -> _ByRound:
+        rounds, row = np.unique(measured.round, return_inverse=True)
+        clients, column = np.unique(measured.client, return_inverse=True)
+        table = np.full((len(rounds), len(clients)), np.nan)
+        table[row, column] = measured.value
+        return cls(rounds, clients, table)
+
+    def at(self, rounds: Integers, clients: Integers) -> Tensor:
+        """Give the values of some rounds and clients, NaN where there is none."""
+        table = np.full((len(rounds), len(clients)), np.nan)  # a row after the other: sums go along rows
+        _, rows, own_rows = np.intersect1d(rounds, self.rounds, return_indices=True)
+        _, columns, own_columns = np.intersect1d(clients, self.clients, return_indices=True)
+        table[np.ix_(rows, columns)] = self.values[np.ix_(own_rows, own_columns)]
+        return torch.from_numpy(table)
+
+
+def _of_model(metrics: MetricColumns, metric: str, higher_is_better: bool) -> dict[str, Any] | None:
+    of_test = metrics.where(split="test")
+    test = _ByRound.of(of_test.where(metric=metric))
     if not len(test.rounds):
         return None
-    on_validation = of_model & records.where("split", "validation")
-    validation = records.by_round(on_validation & records.where("metric", metric)).after(test.rounds)
+    scores = torch.from_numpy(test.values)
+    own = _ByRound.of(metrics.where(split="validation", metric=metric))
+    validation = own.at(test.rounds, own.clients)
     # Losses and scores of the same clients at the same round, or the one would be paired with another's.
-    of_loss = on_test & records.where("metric", "loss")
-    losses = records.by_round(of_loss).after(test.rounds).of(test.clients)
-    final = fairness(_tensor(test.values[-1]), _tensor(losses.values[-1]), higher_is_better=higher_is_better)
-    # Whoever has samples has a loss.
-    evaluated = np.unique(records.clients[of_loss & (records.rounds == test.rounds[-1])])
+    every_loss = of_test.where(metric="loss").after(int(test.rounds[-1]))
+    losses = _ByRound.of(every_loss).at(test.rounds[-1:], test.clients)
+    final = fairness(scores[-1], losses[0], higher_is_better=higher_is_better)
     return {
         "final": {"mean": final.mean, "std": final.std, "worst": final.worst_client},
         "best": _at_best(test, validation, higher_is_better),
-        "best_oracle": _at_best(test, test, higher_is_better),
+        "best_oracle": _at_best(test, scores, higher_is_better),
         "clients": final.clients,
-        "of_clients": max(final.clients, len(evaluated)),
+        "of_clients": max(final.clients, len(np.unique(every_loss.client))),  # whoever has samples has a loss
         "fairness": {
             "worst_decile": final.worst_decile,
             "loss_variance": final.loss_variance,
@@ -198,21 +209,29 @@ def _of_model(
     }
 
 
-def _of_matrix(metrics: pd.DataFrame, counted: _Mask, metric: str) -> dict[str, Any]:
-    if not counted.any():
+def _at_best(test: _ByRound, criterion: Tensor, higher_is_better: bool) -> Mapping[str, Any] | None:
+    if not criterion.nanmean(1).isfinite().any():
+        return None
+    place = best_round(criterion, higher_is_better=higher_is_better)
+    return {"mean": float(torch.from_numpy(test.values[place]).nanmean()), "round": int(test.rounds[place])}
+
+
+def _of_matrix(counted: MetricColumns, metrics: MetricColumns, metric: str) -> dict[str, Any]:
+    measured = counted.where(split="cross")
+    if not len(measured):
         return {}
-    cross = metrics[counted]
+    cross = measured.frame()
     last = int(cross["round"].max())
     of_last = cross[cross["round"] == last].groupby(["model", "metric"], observed=True)["value"]
     means, stds = of_last.mean(), of_last.std(ddof=0)
     spreads = {(str(model), str(name)): _spread(means, stds, model, name) for model, name in means.index}
-    sizes = metrics[(metrics["split"] == "cross") & (metrics["metric"] == "samples") & (metrics["round"] == last)]
+    sizes = metrics.where(split="cross", metric="samples").after(last)
     fractions = [name for model, name in spreads if model == "personal" and name.startswith("s_acc ")]
     matrix = {
         "round": last,
         "metric": usual(metric),
         "clients": int(cross["client"].nunique()),
-        "samples": int(sizes["value"].iloc[0]),
+        "samples": int(sizes.value[0]),
         "l_acc": spreads["personal", "l_acc"],
         "s_acc": {name.removeprefix("s_acc "): spreads["personal", name] for name in fractions},
         "g_acc": spreads["personal", "g_acc"],
@@ -223,61 +242,3 @@ def _of_matrix(metrics: pd.DataFrame, counted: _Mask, metric: str) -> dict[str, 
 
 def _spread(means: pd.Series[float], stds: pd.Series[float], model: str, name: str) -> dict[str, float]:
     return {"mean": float(means[model, name]), "std": float(stds[model, name])}
-
-
-class _Records:
-    """The columns of a table of metrics: by NumPy, for pandas takes several times as long, and there are many looks."""
-
-    def __init__(self, metrics: pd.DataFrame) -> None:
-        self.rounds, self.clients = metrics["round"].to_numpy(), metrics["client"].to_numpy()
-        self.values = metrics["value"].to_numpy(dtype=np.float64)
-        self.everything: _Mask = np.ones(len(metrics), dtype=np.bool_)
-        self._metrics, self._found = metrics, dict[tuple[str, str], _Mask]()
-
-    def where(self, column: str, word: str) -> _Mask:
-        """Say in which rows a word stands."""
-        if (column, word) not in self._found:
-            self._found[column, word] = (self._metrics[column] == word).to_numpy()
-        return self._found[column, word]
-
-    def by_round(self, chosen: _Mask) -> _ByRound:
-        rounds, row = np.unique(self.rounds[chosen], return_inverse=True)
-        clients, column = np.unique(self.clients[chosen], return_inverse=True)
-        table = np.full((len(rounds), len(clients)), np.nan)
-        table[row, column] = self.values[chosen]
-        return _ByRound(rounds, clients, table)
-
-
-@dataclass(frozen=True)
-class _ByRound:
-    """A row for each round and a column for each client, NaN where a client has no value."""
-
-    rounds: NDArray[Any]
-    clients: NDArray[Any]
-    values: NDArray[np.float64]
-
-    def after(self, rounds: NDArray[Any]) -> _ByRound:
-        """Give the same after some rounds."""
-        table = np.full((len(rounds), len(self.clients)), np.nan)
-        _, to, own = np.intersect1d(rounds, self.rounds, assume_unique=True, return_indices=True)
-        table[to] = self.values[own]
-        return _ByRound(rounds, self.clients, table)
-
-    def of(self, clients: NDArray[Any]) -> _ByRound:
-        """Give the same of some clients."""
-        table = np.full((len(self.rounds), len(clients)), np.nan)
-        _, to, own = np.intersect1d(clients, self.clients, assume_unique=True, return_indices=True)
-        table[:, to] = self.values[:, own]
-        return _ByRound(self.rounds, clients, table)
-
-
-def _at_best(test: _ByRound, criterion: _ByRound, higher_is_better: bool) -> Mapping[str, Any] | None:
-    scores = _tensor(criterion.values)
-    if not scores.nanmean(1).isfinite().any():
-        return None
-    place = best_round(scores, higher_is_better=higher_is_better)
-    return {"mean": float(_tensor(test.values[place]).nanmean()), "round": int(test.rounds[place])}
-
-
-def _tensor(values: NDArray[np.float64]) -> Tensor:
-    return torch.from_numpy(np.array(values, order="C"))  # sums go along rows

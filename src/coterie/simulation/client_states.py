@@ -75,7 +75,7 @@ class ClientStates:
         """Change some clients' state; the rows that were there before are left as they are."""
         new = dict(self.rows)
         for name, value in changes.items():
-            if name not in self.rows or value.shape[1:] != self.rows[name].shape[1:]:
+            if name not in self.rows or value.shape[1:] != _shape(self.rows[name])[1:]:
                 have = {key: tuple(rows.shape[1:]) for key, rows in self.rows.items()}
                 raise AlgorithmError(
                     f"finish changes {name!r} of shape {tuple(value.shape[1:])} for each client, but the clients' "
@@ -83,6 +83,11 @@ class ClientStates:
                 )
             new[name] = put_rows(self.rows[name], clients, value)
         self.rows = new
+
+
+def _shape(rows: Tensor) -> tuple[int, ...]:
+    """Give a shape; a client matrix, which answers slowly what is asked of it as a tensor, is not asked as one."""
+    return rows.backend.shape if isinstance(rows, ClientMatrix) else tuple(rows.shape)
 
 
 def part_rows(*states: Rows) -> None:

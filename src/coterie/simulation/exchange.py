@@ -118,9 +118,10 @@ class LocalExchange:
         state = self.clients.on_demand(clients) if here else self.clients.gather(clients)
         if call.purpose == "round":
             self.placement.prefetch(in_round=True)  # the next cohort's rows come while this one computes
-        with calling(f"{self.title}, task {request.task!r}", message=request.rows, state=self.clients.rows):
+        rows = request.rows
+        with calling(f"{self.title}, task {request.task!r}", message=rows, state=self.clients.rows):
             with torch.no_grad():
-                changes, reply = self.engine.run(self.tasks[request.task], clients, state, request.rows, call)
+                changes, reply = self.engine.run(self.tasks[request.task], clients, state, rows, call)
             given = changes | {f"reply {name}": value for name, value in reply.items()}
             self.engine.examine(partial(refuse_infinite, clients, given, call))
             self.clients.scatter(clients, changes)

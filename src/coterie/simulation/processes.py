@@ -74,6 +74,10 @@ class OneProcess:
         """Make something that a key decides, and that nobody changes; runs that play together make it once."""
         return make()
 
+    def lately(self, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Make something that a key decides, and that nobody changes; runs in one round make it once."""
+        return make()
+
     def hold(self, samples: Samples) -> Samples:
         """Give the same samples, as they are held in this process."""
         return samples

@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 from coterie.cli.app import app
 from coterie.errors import ConfigError, RunFolderError
 from coterie.results import Result, gains
+from coterie.studies.comparison import ComparisonPlan
 from coterie.studies.leaderboard import advice, page, record
 from coterie.studies.leaderboard.board import harm_of
 from coterie.studies.leaderboard.picture import behind_the_best
-from coterie.studies.leaderboard.playing import play, read_entries
+from coterie.studies.leaderboard.playing import _tuned_first, play, read_entries
 from coterie.studies.leaderboard.protocol import LeaderboardProtocol, load
 from coterie.studies.leaderboard.wording import percent
 
@@ -92,6 +93,51 @@ def test_runs_that_diverge_are_counted(folder: Path) -> None:
     assert [score is None for _, score in found.tried] == [False, True]
 
 
+def tuned_with_one_seed(rules: LeaderboardProtocol) -> LeaderboardProtocol:
+    digits = rules.data["digits"].model_copy(update={"tuning_seeds": 1})
+    return rules.model_copy(update={"data": {"digits": digits}})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
+def test_a_candidate_that_was_chosen_with_one_seed_is_played_with_all(
+    method: str, folder: Path, rules: LeaderboardProtocol, tmp_path: Path
+) -> None:
+    (found,) = play(tuned_with_one_seed(rules), ["digits-dir-all"], [method], tmp_path, keep_runs=True)
+    whole = next(entry for entry in read_entries(folder / "kept") if entry.method == method)
+    assert found.runs == 3 and found.diverged == whole.diverged // 2
+    for name in ("seeds", "rounds", "chosen", "edges", "tests", "right", "answers", "global_model", "sent"):
+        assert getattr(found, name) == getattr(whole, name), name
+    tuning = Result(tmp_path / "digits-dir-all" / method / "tuning" / "runs" / f"{method}-lr-0.1-seed1")
+    rows, model = tuning.metrics, "personal" if method == "fedavg" else "global"
+    rows = rows[(rows["model"] == model) & (rows["split"] == "validation") & (rows["metric"] == "accuracy")]
+    scores = {values["lr"]: score for values, score in found.tried}
+    assert scores[0.1] == pytest.approx(rows["value"].mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_candidate_that_diverges_with_another_seed_gives_way_to_the_next(
+    lost: int, folder: Path, rules: LeaderboardProtocol
+) -> None:
+    rules = tuned_with_one_seed(rules)
+    setting = rules.setting("digits-dir-all")
+    runs = folder / "kept" / "digits-dir-all" / "fedavg" / "runs"
+    asked: list[tuple[int, list[float]]] = []
+
+    def fake(plan: ComparisonPlan, out: Path) -> dict[str, Result | None]:
+        asked.append((plan.seeds[0], [run.candidate["lr"] for run in plan.runs]))
+        gone = plan.seeds == (2,) and len(asked) - 1 <= lost
+        return {
+            run.name: None if gone else Result(runs / f"fedavg-lr-{run.candidate['lr']}-seed{run.config.seed}")
+            for run in plan.runs
+        }
+
+    found = _tuned_first(rules, setting, rules.plan(setting, "fedavg"), None, fake, folder)
+    assert asked == [(1, [0.0001, 0.1]), (2, [0.1]), (2, [0.0001])]
+    assert (found.diverged, found.runs) == (lost, 4)
+    assert found.chosen == ({"lr": 0.0001} if lost == 1 else None)
+    assert [score is None for _, score in found.tried] == [lost == 2, True]
+
+
 def test_what_is_finished_is_not_repeated_and_another_length_is_refused(
     folder: Path, rules: LeaderboardProtocol
 ) -> None:
@@ -145,7 +191,7 @@ def test_the_picture_has_every_method_and_setting(folder: Path, rules: Leaderboa
 
 def test_a_page_of_nothing_says_so(rules: LeaderboardProtocol) -> None:
     text = page.markdown(record.make_leaderboard(rules, []))
-    assert "Nothing has been played yet. In each setting there are 12 runs of 2 rounds to play." in text
+    assert "Nothing has been played yet. There are 24 runs of 2 rounds to play." in text
     assert "- Digits, 4 clients: Dirichlet" in text
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,7 +37,7 @@ from coterie.studies.recipes.ledger.claims import (
 )
 from coterie.studies.recipes.ledger.intervals import interval
 from coterie.studies.recipes.ledger.judgement import Judgement, PlaceJudgement, judge_claim
-from coterie.studies.recipes.ledger.page import reasons, sentence
+from coterie.studies.recipes.ledger.page import counted, in_short, reasons, sentence
 from coterie.studies.recipes.ledger.records import PartRecord, Records, read_records
 from coterie.studies.recipes.readings import Value, _pseudo_values
 from coterie.studies.recipes.schema import Reading
@@ -286,6 +287,58 @@ def test_cases_with_the_same_reasons_are_told_together(basis: Basis) -> None:
     assert reasons(Judgement(claim, places)) == ["MNIST and Fashion-MNIST: one seed of five", "not run: EMNIST"]
 
 
+def test_a_claim_is_judged_on_each_data_set_alone(basis: Basis) -> None:
+    claim = Claim(id="fedamp-x", where="Table 9", claim="So.", rests_on=(basis,))
+    there = {
+        "MNIST": ("holds", "holds"),
+        "Fashion-MNIST": ("does not hold",),
+        "EMNIST": ("undecided", "holds"),
+        "": ("holds",),  # a mean over several
+    }
+    places = [replace(place(each, data), data=data) for data, answers in there.items() for each in answers]
+    # Beyond chance among the cases of its own data set, and not among all.
+    places = [replace(each, chance=0.02) if each.answer == "does not hold" else each for each in places]
+    found = Judgement(claim, tuple(places))
+    assert found.answer == "undecided"
+    assert found.by_data == {"MNIST": "holds", "Fashion-MNIST": "does not hold", "EMNIST": "undecided"}
+    assert in_short(found) == "undecided; holds on MNIST; does not hold on Fashion-MNIST"
+    assert "As far as single data sets go, it holds on MNIST and does not hold on Fashion-MNIST." in sentence(found)
+    paper = claims_of("fedamp")
+    assert counted([(paper, [found])]) == (
+        "Of 1 claims 0 hold, 0 do not hold, 1 is undecided; on one data set alone, of 3, 1 holds, 1 does not hold, "
+        "1 is undecided"
+    )
+
+
+def test_headings_begin_with_the_name_of_the_data_set() -> None:
+    titles: dict[str, set[str]] = {}
+    for recipe in map(recipes.load, recipes.names()):
+        for part in recipe.parts:
+            titles.setdefault(part.plan["data"].partition(":")[0], set()).add(part.data_set)
+    assert all(len(found) == 1 for found in titles.values()), titles
+    assert titles["fashion_mnist"] == {"Fashion-MNIST"} and len(set.union(*titles.values())) == len(titles)
+
+
+@pytest.mark.parametrize(
+    ("setting", "counts"), [("newcomers", {"hold_out": 0.4}), ("returning", {"participation": 0.5})]
+)
+def test_settings_that_could_change_nothing_are_not_held_against_a_record(
+    setting: str, counts: dict[str, Any], tmp_path: Path
+) -> None:
+    ends = []
+    for fields in ({}, counts):
+        made = values()
+        made["parts"] = [{**made["parts"][0], "plan": made["parts"][0]["plan"] | fields}]
+        made["criteria"] = [{"name": "ahead", "says": "So it is.", "above": {"of": ["ours"], "than": ["theirs"]}}]
+        path = tmp_path / str(len(fields)) / "small.yaml"
+        path.parent.mkdir()
+        path.write_text(yaml.safe_dump(made, sort_keys=False))
+        then = {"ours": {"algorithm": "fedamp", "settings": {setting: "another"}}}
+        records = record(FAR, NEAR, methods=then, participation=fields.get("participation", 1.0))
+        ends.append(judged(Basis(recipe=str(path), criterion="ahead"), records).places[0].reasons)
+    assert ends[0] == () and f"{setting} of ours was another" in ends[1][0]
+
+
 # --------------------------------------------------------------------------------------------------- claims and results
 
 
@@ -393,7 +446,11 @@ def test_the_page_says_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(sections) == [each["id"] for each in found]
     for each in found:
         protocol = yaml.safe_load((CLAIMS / f"{each['paper']}.yaml").read_text(encoding="utf-8"))["protocol"]
-        assert f"**{each['verdict']}** ·" in sections[each["id"]]
+        (bold,) = re.findall(r"^\*\*(.+)\*\* · ", sections[each["id"]], re.M)
+        assert bold.split("; ")[0] == each["verdict"]
+        for data, answer in each["on_one_data_set"].items():
+            said = re.search(rf"; {answer} on [^;]*\b{data}\b", bold)
+            assert bool(said) == (answer not in ("undecided", each["verdict"])), (each["id"], data)
         held = sum(case["verdict"] == "holds" for case in each["places"])
         most = next(claim for claim in claims_of(each["paper"]).claims if claim.id == each["id"]).most
         assert each["verdict"] != "holds" or (2 * held > len(each["places"]) if most else held == len(each["places"]))

@@ -77,12 +77,14 @@ def select_by_quantile(cosines: Tensor, p: float, offdiag: bool = False) -> Tens
     if not p <= 1.0:
         raise ConfigError(f"p must be at most 1, but is {p}")
     clients = cosines.shape[0]
-    itself = torch.eye(clients, dtype=torch.bool, device=cosines.device)
     selected = cosines > 0
     if p > 0 and clients > 1:
-        selected &= cosines > quantile(cosines[~itself] if offdiag else cosines, p)
+        among = cosines
+        if offdiag:
+            among = cosines[~torch.eye(clients, dtype=torch.bool, device=cosines.device)]
+        selected &= cosines > quantile(among, p)
     # The threshold may be 1 itself: by the strict inequality alone a client would lose its own model, and everything.
-    return selected | itself
+    return selected.fill_diagonal_(True)
 
 
 def fedacs_weights(

@@ -8,10 +8,12 @@ So a run's rows are what they would be alone, to the rounding of a matrix produc
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,6 +33,8 @@ from coterie.compute.samples import Samples
 from coterie.rows import Rows
 from coterie.rows.host_copies import on_device, on_host, to_device
 
+Numbers = npt.NDArray[np.int64]
+
 _TASKS = 64  # joint tasks that are kept: the recordings of their steps hang on them
 
 
@@ -48,6 +52,16 @@ class JointCall(Call):
 
     asks: tuple[TaskAsk, ...] = ()
     contexts: tuple[ClientContext, ...] = ()
+
+    @functools.cached_property
+    def runs(self) -> Numbers:
+        """The runs that ask."""
+        return np.array([ask.run for ask in self.asks])
+
+    @functools.cached_property
+    def exchanges(self) -> Numbers:
+        """The number of each one's exchange within its round."""
+        return np.array([ask.call.exchange for ask in self.asks], dtype=np.int64)
 
 
 class _FederatedRuns(BatchedEngine):
@@ -79,16 +93,14 @@ class _FederatedRuns(BatchedEngine):
     def key(self, purpose: str, clients: Tensor, call: Call, fold: int = 0) -> Tensor:
         """Return a stream key for each client, from its own run's stream."""
         assert isinstance(call, JointCall)
-        numbers = clients.numpy()
-        runs = np.array([ask.run for ask in call.asks])
+        numbers, runs = clients.numpy(), call.runs
         place = np.searchsorted(runs, np.searchsorted(self.firsts, numbers, side="right") - 1)
         base = [
             randomness.stream_base(self.seeds[ask.run], f"{ask.call.purpose} {purpose}", ask.call.round)
             for ask in call.asks
         ]
         found = randomness.keys_of(np.array(base, dtype=np.int64)[place], numbers - self.firsts[runs[place]])
-        exchanges = np.array([ask.call.exchange for ask in call.asks], dtype=np.int64)[place]
-        return torch.from_numpy(randomness.fold_in(randomness.fold_in(found, exchanges), fold))
+        return torch.from_numpy(randomness.fold_in(randomness.fold_in(found, call.exchanges[place]), fold))
 
     def client_context(self, clients: Tensor, call: Call, host: Tensor | None = None) -> ClientContext:
         """Return what clients know about themselves, run by run."""

@@ -42,7 +42,7 @@ class RowIndex:
         return cls(index.to(device, torch.int64), on_host(index).long() if index.device != device else None)
 
     def __len__(self) -> int:
-        return len(self.on_device)
+        return int(self.on_device.shape[0])
 
     @property
     def on_host(self) -> Tensor:

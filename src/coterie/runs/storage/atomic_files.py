@@ -116,11 +116,16 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any], sealed: bool = False) -> None:
     """Write a JSON file for people and other programs; numbers that are not finite become ``null``."""
-    plain = {**_finite(value), **({_SEAL: BLANK} if sealed else {})}
     with replacing(path) as draft:
-        draft.write_text(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-        if sealed:
-            seal(draft)
+        draft_json(value, draft, sealed)
+
+
+def draft_json(value: Mapping[str, Any], draft: Path, sealed: bool = True) -> None:
+    """Write to a draft what :func:`write_json` writes."""
+    plain = {**_finite(value), **({_SEAL: BLANK} if sealed else {})}
+    draft.write_text(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    if sealed:
+        seal(draft)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-import io
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +17,8 @@ from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import read_json, write_json
 from coterie.runs.storage.format_versions import check_format, stamp
 from coterie.runs.storage.matrix_log import MatrixLog
-from coterie.runs.storage.seals import BLANK, check_seal, sealed
-from coterie.yaml_file import PLAIN_LOADER
+from coterie.runs.storage.seals import BLANK, check_seal, seal
+from coterie.yaml_file import read_plain_text
 
 CONFIG = "config.yaml"
 ABOUT = "run.json"
@@ -66,11 +63,11 @@ def read_config(path: Path) -> dict[str, Any]:
     if not there:
         raise RunFolderError(f"there is no run in {path}: it must be a folder that `coterie run` wrote")
     file = path / CONFIG
-    early = (path / ABOUT).exists() and file.exists()
-    if early:
+    told = (path / ABOUT).exists() and file.exists()
+    if told:
         read_about(path)  # first: another format may have another configuration
     try:
-        config = copy.deepcopy(_parsed(file.read_text(encoding="utf-8")))
+        config = read_plain_text(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is not a run's folder: it holds no {CONFIG}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -78,15 +75,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"{file} cannot be read ({reason})") from error
     if not isinstance(config, dict):
         raise RunFolderError(f"{file} holds a {type(config).__name__}: it must hold settings by name")
-    if not early:
+    if not told:
         read_about(path)
     return config
-
-
-@functools.lru_cache(maxsize=128)
-def _parsed(text: str) -> Any:
-    """Read YAML; a run's folder is opened several times, and a study opens many."""
-    return yaml.load(text, Loader=PLAIN_LOADER)
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
@@ -95,11 +86,16 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     return read_json(file) if file.exists() else None
 
 
-def shares_file(shares: pd.DataFrame) -> bytes:
-    """Give the file that says what each client of a run holds."""
-    table, file = pa.Table.from_pandas(shares, preserve_index=False), io.BytesIO()
-    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), "checksum": BLANK}), file)
-    return sealed(file.getvalue())
+def shares_table(shares: pd.DataFrame) -> pa.Table:
+    """Give what each client of a run holds as the table that is written."""
+    table = pa.Table.from_pandas(shares, preserve_index=False)
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), "checksum": BLANK})
+
+
+def write_shares(shares: pa.Table, draft: Path) -> None:
+    """Write what each client of a run holds to a draft."""
+    pq.write_table(shares, draft)
+    seal(draft)
 
 
 def read_shares(path: Path) -> pd.DataFrame:

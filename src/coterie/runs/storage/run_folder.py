@@ -37,16 +37,26 @@ import json
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pandas as pd
+import pyarrow as pa
 from torch import Tensor
 
 from coterie.errors import RunFolderError
 from coterie.runs.storage.answers import keep_answers
-from coterie.runs.storage.atomic_files import is_draft, read_json, remove_drafts, write_bytes, write_json, write_text
+from coterie.runs.storage.atomic_files import (
+    draft_json,
+    is_draft,
+    read_json,
+    remove_drafts,
+    replace_all,
+    write_json,
+    write_text,
+)
 from coterie.runs.storage.checkpoints import Checkpoints
 from coterie.runs.storage.code_folder import CODE, checksum_of, write_code
 from coterie.runs.storage.lock import LOCK_FILE, lock_folder
@@ -65,12 +75,16 @@ from coterie.runs.storage.run_files import (
     read_beginning,
     read_config,
     read_summary,
-    shares_file,
+    shares_table,
     write_about,
+    write_shares,
 )
 from coterie.runs.storage.timings_log import TimingsLog
 from coterie.user_code import Copies
 from coterie.yaml_file import yaml_text
+
+CHOICES = "choices.json"
+"""The file that says what the engine chose by measuring."""
 
 
 class RunFolder:
@@ -177,7 +191,7 @@ class RunFolder:
     @property
     def choices(self) -> dict[str, Any]:
         """What the engine chose by measuring (kernel, chunk, threads), empty if it has not yet."""
-        return read_json(self.path / "choices.json") if (self.path / "choices.json").exists() else {}
+        return read_json(self.path / CHOICES) if (self.path / CHOICES).exists() else {}
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Set the run's configuration, of plain YAML types; once there are checkpoints it can no longer change."""
@@ -203,20 +217,27 @@ class RunFolder:
             if summary is not None and summary["rounds"] < self._config["rounds"]:
                 (self.path / SUMMARY).unlink()
 
+    def write_beginning(self, shares: pa.Table, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write what each client holds (:func:`~coterie.runs.storage.run_files.shares_table`), and files of facts.
+
+        ``facts`` are by file, of plain JSON types. The folder is forced to the disk once for all of them.
+        """
+        writers = {name: partial(draft_json, value) for name, value in facts.items()}
+        with _reported(self.path):
+            replace_all(self.path, {SHARES: partial(write_shares, shares), **writers})
+
     def write_choices(self, choices: Mapping[str, Any]) -> None:
         """Write what the engine chose by measuring, of plain JSON types."""
-        with _reported(self.path):
-            write_json(self.path / "choices.json", choices, sealed=True)
+        self.write_facts(CHOICES, choices)
 
     def write_facts(self, file: str, facts: Mapping[str, Any]) -> None:
         """Write a file of facts, of plain JSON types."""
         with _reported(self.path):
             write_json(self.path / file, facts, sealed=True)
 
-    def write_shares(self, shares: pd.DataFrame | bytes) -> None:
-        """Write what each client holds, a row for each, or the file that was made of it for another run."""
-        with _reported(self.path):
-            write_bytes(self.path / SHARES, shares if isinstance(shares, bytes) else shares_file(shares))
+    def write_shares(self, shares: pd.DataFrame) -> None:
+        """Write what each client holds, a row for each."""
+        self.write_beginning(shares_table(shares), {})
 
     def write_client_names(self, names: Sequence[str]) -> None:
         """Write the clients' names, in the order of their numbers, where there are no shares that have them."""

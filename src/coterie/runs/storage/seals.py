@@ -8,9 +8,12 @@ there were any, and is taken as it is.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from coterie.errors import RunFolderError
 
@@ -22,19 +25,14 @@ _BLOCK = 2**22
 
 
 def seal(path: Path) -> None:
-    """Put the checksum of a file into its blank."""
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+    """Put the checksum of a file into its blank; whoever forces the file to the disk does so afterwards."""
+    with path.open("r+b") as file, _content(file) as content:
         begin = _last(content, BLANK.encode()) + len(_MARK)
         if begin < len(_MARK):
             raise ValueError(f"{path} has no blank for a seal")
-        content[begin : begin + _DIGITS] = _digest(content, begin).encode()
-        content.flush()
-
-
-def sealed(content: bytes) -> bytes:
-    """Give what a file holds with its checksum in its blank."""
-    begin = content.rindex(BLANK.encode()) + len(_MARK)
-    return content[:begin] + hashlib.sha256(content).hexdigest().encode() + content[begin + _DIGITS :]
+        digits = _digest(content, begin).encode()
+        file.seek(begin)
+        file.write(digits)
 
 
 def check_seal(path: Path) -> None:
@@ -42,7 +40,7 @@ def check_seal(path: Path) -> None:
     with path.open("rb") as file:
         if not file.seek(0, 2):
             raise RunFolderError(f"{path} is damaged (it is empty): put a copy of it back")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with _content(file) as content:
             begin = _last(content, _MARK) + len(_MARK)
             if begin >= len(_MARK) and content[begin : begin + _DIGITS] != _digest(content, begin).encode():
                 raise RunFolderError(
@@ -50,7 +48,18 @@ def check_seal(path: Path) -> None:
                 )
 
 
-def _digest(content: mmap.mmap, begin: int) -> str:
+@contextlib.contextmanager
+def _content(file: IO[bytes]) -> Iterator[bytes | mmap.mmap]:
+    """Give what is in a file: read as a whole if it is small, as most are, for to map it would take longer."""
+    if file.seek(0, 2) <= _BLOCK:
+        file.seek(0)
+        yield file.read()
+        return
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        yield content
+
+
+def _digest(content: bytes | mmap.mmap, begin: int) -> str:
     """Give the SHA-256 of a file whose digits, which begin there, are zeros."""
     found = hashlib.sha256()
     for part, end in ((0, begin), (begin + _DIGITS, len(content))):
@@ -62,7 +71,7 @@ def _digest(content: mmap.mmap, begin: int) -> str:
     return found.hexdigest()
 
 
-def _last(content: mmap.mmap, text: bytes) -> int:
+def _last(content: bytes | mmap.mmap, text: bytes) -> int:
     """Find the last place of a text in a file, -1 if there is none."""
     for end in range(len(content), 0, -_BLOCK):
         found = content.rfind(text, max(0, end - _BLOCK - len(text)), end)
@@ -72,7 +81,7 @@ def _last(content: mmap.mmap, text: bytes) -> int:
     return -1
 
 
-def _let_go(content: mmap.mmap, begin: int) -> None:
+def _let_go(content: bytes | mmap.mmap, begin: int) -> None:
     """Let go of the pages of a block that was read: they stay in the system's memory, but do not count as ours."""
-    if hasattr(mmap, "MADV_DONTNEED"):
+    if isinstance(content, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         content.madvise(mmap.MADV_DONTNEED, begin - begin % mmap.PAGESIZE)

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from coterie.errors import ConfigError
 from coterie.evaluation import stratified_mean
 from coterie.results import Result
+from coterie.results.result import columns_of
+from coterie.runs.storage.metric_columns import MetricColumns
 
 Split = Literal["validation", "test"]
 
@@ -210,7 +212,7 @@ def _read_run(name: str, result: Result, known: Mapping[_Key, _Column]) -> _Read
     rounds, metric = int(summary["rounds"]), str(summary["metric"])
     by_samples = metric == _BY_ANSWERS and result.answers_after(rounds, "validation") is not None
     columns = dict[_Key, _Column]()
-    losses = _validation_losses(result.metrics)
+    losses = _validation_losses(columns_of(result))
     for round_number in sorted({each for each, _ in losses}):
         keys = {model: _Key(name, round_number, model) for model in MODELS if (round_number, model) in losses}
         new = [model for model, key in keys.items() if key not in known]
@@ -221,15 +223,14 @@ def _read_run(name: str, result: Result, known: Mapping[_Key, _Column]) -> _Read
     return _ReadRun(result.path, rounds, metric, sign, by_samples, columns)
 
 
-def _validation_losses(metrics: pd.DataFrame) -> dict[tuple[int, str], float]:
+def _validation_losses(metrics: MetricColumns) -> dict[tuple[int, str], float]:
     """Give the mean over clients of the validation loss of each model that competes, after each round."""
-    rounds, values = metrics["round"].to_numpy(), metrics["value"].to_numpy(dtype=np.float64)
-    there = (metrics["split"] == "validation").to_numpy() & (metrics["metric"] == "loss").to_numpy() & ~np.isnan(values)
     found = {}
     for model in MODELS:
-        own = there & (metrics["model"] == model).to_numpy()
-        for round_number in np.unique(rounds[own]).tolist():
-            found[round_number, model] = float(values[own & (rounds == round_number)].mean())
+        own = metrics.where(split="validation", metric="loss", model=model)
+        own = own.only(~np.isnan(own.value))
+        for round_number in np.unique(own.round).tolist():
+            found[round_number, model] = float(own.after(round_number).value.mean())
     return found
 
 

@@ -15,6 +15,7 @@ from coterie.algorithms import registry
 from coterie.errors import ConfigError
 from coterie.results import MODELS, At, ClientGains, Result, client_scores, gains, over_seeds
 from coterie.results.client_gains import REFERENCES
+from coterie.results.result import columns_of
 from coterie.studies.comparison.plan import ComparisonPlan
 
 SHOWN = tuple(model for model in MODELS if not model.endswith("oracle"))
@@ -261,17 +262,14 @@ def _on_validation(results: Sequence[Result], at: At) -> float:
 
 def _validation_score(result: Result, at: At) -> float:
     """Give the mean over honest clients on validation data of the method's first model, at the round that is shown."""
-    summary, frame = result.summary, result.metrics
+    summary = result.summary
     model = next(model for model in SHOWN if summary.get(model))
-    chosen = frame[
-        (frame["model"] == model) & (frame["split"] == "validation") & (frame["metric"] == summary["metric"])
-    ]
-    honest = result.shares.loc[result.shares["role"] == "honest", "client"]
-    chosen = chosen[chosen["client"].isin(honest)]
-    if chosen.empty:
+    honest = result.shares.loc[result.shares["role"] == "honest", "client"].to_numpy()
+    measured = columns_of(result).where(model=model, split="validation", metric=summary["metric"], clients=honest)
+    if not len(measured):
         raise ConfigError(f"the run in {result.path} has no validation data to choose by: its clients hold too little")
-    number = int(np.max(chosen["round"].to_numpy())) if at == "final" else summary[model][at]["round"]
-    return float(np.mean(chosen.loc[chosen["round"] == number, "value"].to_numpy()))
+    number = int(measured.round.max()) if at == "final" else summary[model][at]["round"]
+    return float(np.mean(measured.after(number).value))
 
 
 def _scores(runs: Mapping[str, list[Result]], at: At) -> dict[str, dict[str, MethodScore]]:
@@ -312,14 +310,17 @@ def _has(result: Result, model: str, at: At) -> bool:
     return found is not None and found["mean"] is not None
 
 
-def _pooled(results: Sequence[Result], model: str, at: At) -> pd.Series[float]:
-    """Give a score for each seed and client: another seed deals samples out anew, so its clients are others."""
-    scores: pd.Series[float] = pd.concat(
-        {int(result.config["seed"]): client_scores(result, model, at) for result in results}, names=["seed"]
-    )
-    return scores
+def _pooled(results: Sequence[Result], model: str, at: At) -> dict[int, pd.Series[float]]:
+    """Give each client's score by seed: another one deals samples out anew, so its clients are others."""
+    return {int(result.config["seed"]): client_scores(result, model, at) for result in results}
 
 
-def _pvalue(one: pd.Series[float], best: pd.Series[float]) -> float:
-    both = pd.concat([one, best], axis=1, join="inner")
-    return evaluation.wilcoxon(both.iloc[:, 0].to_numpy(), both.iloc[:, 1].to_numpy()).pvalue
+def _pvalue(one: Mapping[int, pd.Series[float]], best: Mapping[int, pd.Series[float]]) -> float:
+    """Compare two methods over the clients of all seeds that have a score of both."""
+    pairs = []
+    for seed in sorted(one.keys() & best.keys()):
+        own, other = one[seed], best[seed]
+        _, mine, theirs = np.intersect1d(own.index.to_numpy(), other.index.to_numpy(), return_indices=True)
+        pairs.append((own.to_numpy()[mine], other.to_numpy()[theirs]))
+    first, second = (np.concatenate(side) for side in zip(*pairs, strict=True)) if pairs else (np.zeros(0),) * 2
+    return evaluation.wilcoxon(first, second).pvalue

@@ -11,12 +11,12 @@ what they were answered, and come to ask again.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 from coterie import signals
+from coterie.algorithms.base import Task
 from coterie.algorithms.contract import checked_predict
+from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute.joint import (
     JointEngine,
     OutputsAsk,
@@ -46,6 +48,8 @@ from coterie.studies.joint.seat import FiniteAsk, MeasureAsk, Seat, WriteAsk
 _PENS = max(2, min(8, os.cpu_count() or 1))  # runs that write at a time: more would only wait for the interpreter
 _TARGETS = 16  # sets of runs whose targets are kept end to end
 _PARTIES = 2
+_LATELY = 1024  # things that runs of one round have in common
+_SIGNATURES = 1024  # tasks of which it is known which are alike
 _FEWEST = 4  # runs of a party: fewer would leave too little to be computed at once
 
 
@@ -81,6 +85,8 @@ class Meeting:
         The signal by which the user asked for a stop, ``None`` if there was none.
     common
         What they have in common.
+    made_lately
+        What was made for runs that are in the same round.
     pens
         Held by whoever writes its folder.
     """
@@ -91,12 +97,15 @@ class Meeting:
     def __init__(self, common: Common | None = None) -> None:
         self.stopped_by: int | None = None
         self.common = common or Common()
+        self.made_lately: BoundedCache[Hashable, Any] = BoundedCache(_LATELY)
         self.pens = threading.BoundedSemaphore(_PENS)
         self._seats: list[Seat] = []
         self._engines: dict[Seat, tuple[JointEngine, int]] = {}
         self._at_once = self._undoable = False
         # By the targets themselves, which are held so that another object cannot have the same address.
         self._targets: dict[tuple[int, ...], tuple[list[Targets], tuple[Tensor, Tensor]]] = {}
+        self._signatures: BoundedCache[Identity, int] = BoundedCache(_SIGNATURES)
+        self._numbered: dict[Hashable, int] = {}
         self._widest: int | None = None  # rows that were computed together before memory ran out
 
     def seat(self, body: Callable[[OneProcess], None]) -> Seat:
@@ -196,7 +205,7 @@ class Meeting:
         if reading is not None:
             reading.give()
             return
-        for alike in _grouped(seats, self._engines):
+        for alike in self._grouped(seats):
             try:
                 self._undoable = _in_round(alike[0])  # the only time at which a signal is raised here
                 self._compute(alike)
@@ -204,6 +213,25 @@ class Meeting:
             except KeyboardInterrupt:
                 for seat in alike:
                     seat.refuse(KeyboardInterrupt())
+
+    def _grouped(self, seats: Sequence[Seat]) -> list[list[Seat]]:
+        """Group runs whose asks are alike."""
+        found: dict[Hashable, list[Seat]] = {}
+        for seat in seats:
+            key: Hashable = id(seat)
+            if seat in self._engines and isinstance(seat.ask, TaskAsk):
+                key = id(self._engines[seat][0]), self._kind(seat.ask.task)
+            elif seat in self._engines and isinstance(seat.ask, MeasureAsk):
+                key = id(self._engines[seat][0]), seat.ask.wanted.alike
+            found.setdefault(key, []).append(seat)
+        return list(found.values())
+
+    def _kind(self, task: Task) -> int:
+        """Give a number that tasks of one signature have in common: a run asks for the same task in every round."""
+        key = Identity(task)
+        if key not in self._signatures:
+            self._signatures[key] = self._numbered.setdefault(signature(task), len(self._numbered))
+        return self._signatures[key]
 
     def _compute(self, seats: Sequence[Seat]) -> None:
         """Answer what some runs ask alike, in one call; where that fails, in two, and so on to each run by itself."""
@@ -239,7 +267,11 @@ class Meeting:
         if wanted:
             return list(self._measured(seats, wanted))
         places = [self._engines[seat][1] for seat in seats]
-        tasks = [replace(ask, run=at) for ask, at in zip(asks, places, strict=True) if isinstance(ask, TaskAsk)]
+        tasks = [
+            TaskAsk(at, ask.task, ask.clients, ask.state, ask.message, ask.call)
+            for ask, at in zip(asks, places, strict=True)
+            if isinstance(ask, TaskAsk)
+        ]
         with torch.no_grad():
             return list(engine.run(tasks))
 
@@ -298,19 +330,6 @@ def _stage(seat: Seat) -> tuple[bool, int]:
     return True, -seat.ask.call.exchange
 
 
-def _grouped(seats: Sequence[Seat], engines: dict[Seat, tuple[JointEngine, int]]) -> list[list[Seat]]:
-    """Group runs whose asks are alike."""
-    found: dict[Hashable, list[Seat]] = {}
-    for seat in seats:
-        key: Hashable = id(seat)
-        if seat in engines and isinstance(seat.ask, TaskAsk):
-            key = id(engines[seat][0]), signature(seat.ask.task)
-        elif seat in engines and isinstance(seat.ask, MeasureAsk):
-            key = id(engines[seat][0]), seat.ask.wanted.alike
-        found.setdefault(key, []).append(seat)
-    return list(found.values())
-
-
 class _LateAnswers:
     """Answers to runs that ask what is finite: all that is read from a device in a round.
 
@@ -323,12 +342,21 @@ class _LateAnswers:
         distinct = {id(one): one for _, ask in self._asks for one in ask.others}
         self._others = [(one, total) for one in distinct.values() if (total := one.total) is not None]
         self._found: LateRead | Exception
+        sums = [one for _, ask in self._asks for one in ask.sums]
         try:
-            totals = [total.reshape(1) for _, total in self._others]
-            self._found = LateRead(torch.cat([*(ask.sums for _, ask in self._asks), *totals]).isfinite())
+            self._found = LateRead(self._finite([*sums, *(total for _, total in self._others)]))
         except Exception as error:
             self._found = error
         self._seconds = time.perf_counter() - began
+
+    def _finite(self, sums: Sequence[Tensor]) -> Tensor:
+        """Say of each sum whether it is finite, in few operations: those of one type are put together."""
+        kinds: dict[torch.dtype, list[int]] = {}
+        for place, one in enumerate(sums):
+            kinds.setdefault(one.dtype, []).append(place)
+        self._order = [place for places in kinds.values() for place in places]
+        found = [torch.stack([sums[place] for place in places]).isfinite() for places in kinds.values()]
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
 
     def give(self) -> None:
         """Wait for the device, and answer."""
@@ -341,13 +369,14 @@ class _LateAnswers:
             for seat, _ in self._asks:
                 seat.refuse(error)
             return
-        *answers, others = found.split([*(len(ask.sums) for _, ask in self._asks), len(self._others)])
-        for (one, _), known in zip(self._others, others.tolist(), strict=True):
-            one.settle(known)
+        known = dict(zip(self._order, found.tolist(), strict=True))
+        answers = iter([known[place] for place in range(len(known))])
         seconds = (self._seconds + time.perf_counter() - began) / len(self._asks)
-        for (seat, _), answer in zip(self._asks, answers, strict=True):
+        for seat, ask in self._asks:
             seat.seconds += seconds
-            seat.answer(bool(answer.all()))
+            seat.answer(all(list(itertools.islice(answers, len(ask.sums)))))
+        for (one, _), finite in zip(self._others, answers, strict=True):
+            one.settle(finite)
 
 
 def _alone(seat: Seat) -> Any:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from coterie.compute.batched import BatchedEngine
@@ -45,7 +44,7 @@ class MeasureAsk:
 class FiniteAsk:
     """Sums that a run wants to know to be finite, of a round with some clients, and what else is to be looked at."""
 
-    sums: Tensor
+    sums: tuple[Tensor, ...]
     clients: Tensor
     others: tuple[Finiteness, ...] = ()
 
@@ -205,6 +204,14 @@ class SeatedProcess(OneProcess):
         found: Result = made[key]
         return found
 
+    def lately(self, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Make something that a key decides, or give what another run made in this round."""
+        made = self._meeting.made_lately
+        if key not in made:
+            made[key] = make()
+        found: Result = made[key]
+        return found
+
     def hold(self, samples: Samples) -> Samples:
         """Hold samples once that several runs have."""
         return self._meeting.common.store.hold(samples)
@@ -235,9 +242,8 @@ class SeatedProcess(OneProcess):
         guest = self._seat.guest
         if guest is None or (guest.device.type == "cpu" and not self._meeting.as_on_a_gpu):
             return super().are_finite(values, clients)
-        sums = [value.sum().double() for value in values]
-        whole = torch.stack(sums) if sums else torch.zeros(0, dtype=torch.float64, device=guest.device)
-        found: bool = self._seat.wait_for(FiniteAsk(whole, clients, tuple(guest.unsettled)))
+        sums = tuple(value.sum() for value in values)
+        found: bool = self._seat.wait_for(FiniteAsk(sums, clients, tuple(guest.unsettled)))
         return found
 
     def beside(self, work: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from coterie.algorithms import registry
 from coterie.errors import ConfigError
 from coterie.results import Result
 from coterie.studies.comparison import ComparisonPlan
-from coterie.studies.comparison.standings import chosen_runs
+from coterie.studies.comparison.standings import Tuned
 from coterie.studies.leaderboard.protocol import Setting
 
 Counts = tuple[tuple[int, ...], ...]
@@ -105,14 +105,18 @@ class LeaderboardEntry(BaseModel):
         return found
 
 
-def make_entry(setting: Setting, plan: ComparisonPlan, results: Mapping[str, Result | None]) -> LeaderboardEntry:
-    """Sum up all runs of a method in a setting."""
-    (method,) = plan.methods
-    runs, tuned = chosen_runs(plan, results, {}, method)
-    algorithm = registry.get(plan.runs[0].config.algorithm)
-    model = setting.model if algorithm.has_personal else "global"
+def make_entry(
+    setting: Setting,
+    plan: ComparisonPlan,
+    runs: Sequence[Result],
+    tuned: Tuned | None,
+    played: Sequence[Result | None],
+) -> LeaderboardEntry:
+    """Sum up a method in a setting: the ``runs`` that count, one for each seed of the plan, of all that were played."""
     config = plan.runs[0].config
-    finished = [result for result in results.values() if result is not None]
+    algorithm = registry.get(config.algorithm)
+    model = setting.model if algorithm.has_personal else "global"
+    finished = [result for result in played if result is not None]
     found = [_answered(result, model) for result in runs]
     return LeaderboardEntry(
         setting=setting.name,
@@ -124,8 +128,8 @@ def make_entry(setting: Setting, plan: ComparisonPlan, results: Mapping[str, Res
         chosen=(None if tuned is None else tuned.chosen) if runs else None,
         tried=() if tuned is None else tuple((values, _finite(score)) for values, score in tuned.scores),
         edges=() if tuned is None else tuned.edges,
-        diverged=len(results) - len(finished),
-        runs=len(results),
+        diverged=len(played) - len(finished),
+        runs=len(played),
         tests=tuple(tests for tests, _, _ in found),
         right=tuple(right for _, right, _ in found),
         answers=tuple(bits for _, _, bits in found),

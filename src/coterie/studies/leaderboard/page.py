@@ -299,8 +299,9 @@ def in_short(found: Leaderboard) -> str:
 def markdown(found: Leaderboard, picture: str = "") -> str:
     """Write the page's generated part; ``picture`` is the Markdown that shows the picture."""
     if not found.boards:
-        runs = found.protocol.candidates * len(found.protocol.seeds) * len(found.protocol.methods)
-        work = f"In each setting there are {runs:,} runs of {found.protocol.same['rounds']} rounds to play."
+        rules = found.protocol
+        runs = sum(map(rules.runs, rules.settings.values())) * len(rules.methods)
+        work = f"There are {runs:,} runs of {rules.same['rounds']} rounds to play."
         return "\n\n".join(["## In short", f"Nothing has been played yet. {work}", *_missing(found)]) + "\n"
     blocks = ["## In short", in_short(found)]
     if picture:

@@ -19,10 +19,15 @@ from typing import Any
 
 from coterie.algorithms import registry
 from coterie.errors import RunFolderError
+from coterie.results import Result
 from coterie.runs.storage.atomic_files import write_text
 from coterie.studies.comparison import ComparisonPlan, compare, load_results
+from coterie.studies.comparison.standings import chosen_runs
 from coterie.studies.leaderboard.entries import LeaderboardEntry, make_entry, read_entry
-from coterie.studies.leaderboard.protocol import LeaderboardProtocol
+from coterie.studies.leaderboard.protocol import LeaderboardProtocol, Setting
+
+Results = dict[str, Result | None]
+"""Runs by name, ``None`` for one that diverged."""
 
 Tell = Callable[[str], None]
 """Told one sentence at a time what is going on."""
@@ -60,12 +65,52 @@ def play(
                 continue
             tell(f"{setting.name}: {name}")
             runs = folder / setting.name / name
-            compare(plan, runs, data_dir=data_dir, jobs=jobs, progress=progress)
-            found.append(make_entry(setting, plan, load_results(plan, runs)))
-            write_text(path, json.dumps(found[-1].plain()) + "\n")
+
+            def played(plan: ComparisonPlan, out: Path) -> Results:
+                compare(plan, out, data_dir=data_dir, jobs=jobs, progress=progress)
+                return load_results(plan, out)
+
+            if setting.tuning_seeds is None or setting.tuning_seeds >= len(plan.seeds):
+                results = played(plan, runs)
+                counts = chosen_runs(plan, results, {}, plan.methods[0])
+                counted = make_entry(setting, plan, *counts, [*results.values()])
+            else:
+                counted = _tuned_first(protocol, setting, plan, over, played, runs)
+            found.append(counted)
+            write_text(path, json.dumps(counted.plain()) + "\n")
             if not keep_runs:
                 shutil.rmtree(runs)
     return found
+
+
+def _tuned_first(
+    protocol: LeaderboardProtocol,
+    setting: Setting,
+    whole: ComparisonPlan,
+    over: Mapping[str, Any] | None,
+    play_plan: Callable[[ComparisonPlan, Path], Results],
+    folder: Path,
+) -> LeaderboardEntry:
+    """Compare candidates with the first seeds, and play the best of them with the others.
+
+    One that diverges with these counts as one that diverged with all, and the next best takes its place.
+    """
+    (method,), few = whole.methods, setting.tuning_seeds
+    first, rest = ({**(over or {}), "seeds": list(seeds)} for seeds in (whole.seeds[:few], whole.seeds[few:]))
+    plan = protocol.plan(setting, method, first)
+    results = play_plan(plan, folder / "tuning")
+    played = [*results.values()]
+    runs, tuned = chosen_runs(plan, results, {}, method)
+    while tuned is not None and tuned.chosen is not None:
+        key = tuple(tuned.chosen.items())
+        others = play_plan(protocol.plan(setting, method, rest, tuned.chosen), folder / f"best-{len(played)}")
+        played += others.values()
+        runs = runs + [each for each in others.values() if each is not None]
+        if len(runs) == len(whole.seeds):
+            break
+        results |= {run.name: None for run in plan.of({}, method)[key]}
+        runs, tuned = chosen_runs(plan, results, {}, method)
+    return make_entry(setting, whole, runs, tuned, played)
 
 
 def _finished(path: Path, plan: ComparisonPlan) -> LeaderboardEntry:

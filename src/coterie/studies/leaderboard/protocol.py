@@ -43,6 +43,9 @@ class Ingredient(_Part):
     words: str = Field("", description="whom it is like, for those who look for a method")
     fields: Values = Field(description="fields of an experiment's configuration")
     model: Literal["personal", "newcomer"] = Field("personal", description="whose models are measured")
+    tuning_seeds: int | None = Field(
+        None, ge=1, description="with how many of the seeds, the first, candidates are compared; with all by default"
+    )
 
 
 class Contestant(_Part):
@@ -68,6 +71,7 @@ class Setting(_Part):
     words: str
     fields: Values
     model: Literal["personal", "newcomer"]
+    tuning_seeds: int | None = None
 
     @property
     def place(self) -> str:
@@ -120,8 +124,14 @@ class LeaderboardProtocol(_Part):
                         words="; ".join(each.words or each.title for each in (three, two)),
                         fields=fields,
                         model=two.model,
+                        tuning_seeds=one.tuning_seeds,
                     )
         return found
+
+    def runs(self, setting: Setting) -> int:
+        """Count the runs of a method in a setting, where none diverges."""
+        tuning = min(setting.tuning_seeds or len(self.seeds), len(self.seeds))
+        return self.candidates * tuning + len(self.seeds) - tuning
 
     def setting(self, name: str) -> Setting:
         """Give a setting by its name."""
@@ -147,17 +157,30 @@ class LeaderboardProtocol(_Part):
             raise ConfigError(str(error)) from None
         return self.model_copy(update={"methods": {**self.methods, method: found}})
 
-    def plan(self, setting: Setting, method: str, over: Mapping[str, Any] | None = None) -> ComparisonPlan:
-        """Give all runs of a method in a setting; ``over`` stands over the protocol's own values."""
+    def plan(
+        self,
+        setting: Setting,
+        method: str,
+        over: Mapping[str, Any] | None = None,
+        only: Mapping[str, Any] | None = None,
+    ) -> ComparisonPlan:
+        """Give all runs of a method in a setting, or those of one candidate ``only``.
+
+        What is in ``over`` stands over the protocol's own values.
+        """
         from coterie.studies.comparison import make_plan
 
         found = self.contestant(method)
         known = registry.get(method).model_fields
         budget = {name: value for name, value in self.budget.items() if name in known}
-        entry = {"algorithm": method, "settings": {**budget, **found.settings}, "tune": found.tune}
+        entry = {"algorithm": method, "settings": {**budget, **found.settings}, "tune": _grid(found.tune, only)}
         own = {"eval_every": self.same["rounds"], "checkpoint_every": self.same["rounds"], "threads": 1}
         values = {**own, **self.same, **setting.fields, **(over or {})}
         return make_plan({"seeds": list(self.seeds), **values, "methods": [entry]})
+
+
+def _grid(tune: Grid, only: Mapping[str, Any] | None) -> Grid:
+    return tune if only is None else {name: [value] for name, value in only.items()}
 
 
 @cache

@@ -302,6 +302,11 @@ class RecipePart(_Strict):
         """What tables call it."""
         return self.title or self.name
 
+    @property
+    def data_set(self) -> str:
+        """What its data set is called, with which its heading begins."""
+        return self.heading.partition(", ")[0].partition(" with ")[0]
+
 
 class Recipe(_Strict):
     """A table or a figure of a paper."""

@@ -10,7 +10,8 @@ A claim rests on criteria of recipes, each judged for every part and setting tha
 A claim holds where it holds in all places, and does not hold where it fails in one by more than chance makes one of so
 many places fail (Bonferroni's bound); otherwise it is undecided. Nor does a place of several demands fail by chance
 alone in one of them. A claim of most cases holds where it holds in more than half of its places, and does not hold
-where it fails in half of them.
+where it fails in half of them. What can be said of a claim on one data set alone is judged likewise by its places
+there: much can be known of one whose other data sets were not run, or cannot be had.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class PlaceJudgement:
         How likely it would miss the criterion by as much, if the true numbers just met it.
     notes
         What else to know: values that were tuned to the edge of their grid.
+    data
+        The data set; empty for a mean over several.
     """
 
     recipe: str
@@ -80,6 +83,7 @@ class PlaceJudgement:
     met: bool = False
     chance: float = 0.0
     notes: tuple[str, ...] = ()
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,15 @@ class Judgement:
         if total and (2 * failed >= total if self.claim.most else self.refutations):
             return "does not hold"
         return "holds" if total and (2 * held > total if self.claim.most else held == total) else "undecided"
+
+    @property
+    def by_data(self) -> dict[str, Answer]:
+        """What can be said of it on each data set alone."""
+        names = dict.fromkeys(place.data for place in self.places if place.data)
+        return {name: Judgement(self.claim, self._on(name)).answer for name in names}
+
+    def _on(self, data: str) -> tuple[PlaceJudgement, ...]:
+        return tuple(place for place in self.places if place.data == data)
 
     @property
     def refutations(self) -> list[PlaceJudgement]:
@@ -126,7 +139,7 @@ def _of_basis(basis: Basis, protocol: Protocol, records: Records) -> list[PlaceJ
         part, record = recipe.part(name), records.get((recipe.name, name))
         why = _not_run(record)
         if record is None or why:
-            found.append(PlaceJudgement(recipe.name, part.heading, "", "undecided", (why,)))
+            found.append(PlaceJudgement(recipe.name, part.heading, "", "undecided", (why,), data=part.data_set))
             continue
         outcome = outcome_of(part, record)
         for setting in places_of(criterion, outcome):
@@ -154,7 +167,7 @@ def _at_place(
     reasons = [*_lacks(outcome, record, setting, methods, protocol), *_gone(gone), *([missing] if missing else [])]
     place = _decided(demands, list(dict.fromkeys(reasons)), *_cells([outcome]))
     notes = tuple(edge for method in methods for edge in record.edges(setting, method))
-    return PlaceJudgement(recipe.name, outcome.part.heading, setting, *place, notes)
+    return PlaceJudgement(recipe.name, outcome.part.heading, setting, *place, notes, outcome.part.data_set)
 
 
 def _of_mean(
@@ -183,7 +196,8 @@ def _of_mean(
     except Missing as missing:
         reasons += [] if reasons else [str(missing)]
     place = _decided(demands, [*reasons, *_gone(gone)], *_cells(outcomes))
-    return PlaceJudgement(recipe.name, "", "", *place, tuple(notes))
+    data = {recipe.part(name).data_set for name in names}
+    return PlaceJudgement(recipe.name, "", "", *place, tuple(notes), data.pop() if len(data) == 1 else "")
 
 
 def _gone(methods: Sequence[str]) -> list[str]:

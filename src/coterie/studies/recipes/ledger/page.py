@@ -22,7 +22,7 @@ def table(ledger: Ledger) -> Table:
     for _, judgements in ledger:
         for place, judgement in enumerate(judgements, 1):
             claim = judgement.claim
-            verdict = Cell(judgement.answer, "best" if judgement.answer != "undecided" else "")
+            verdict = Cell(in_short(judgement), "best" if judgement.answer != "undecided" else "")
             cells = (
                 claim.id,
                 f"{claim.where}: {claim.claim}",
@@ -36,6 +36,17 @@ def table(ledger: Ledger) -> Table:
     return Table(columns, tuple(rows), notes=(f"{counted(ledger)}.",), labels=len(columns))
 
 
+def in_short(judgement: Judgement) -> str:
+    """Write the verdict, and on which data sets alone there is another."""
+    return "; ".join([judgement.answer, *_on_single(judgement)])
+
+
+def _on_single(judgement: Judgement) -> list[str]:
+    found = judgement.by_data
+    alone = {answer: [data for data, its in found.items() if its == answer] for answer in ANSWERS[:2]}
+    return [f"{each} on {listed(data)}" for each, data in alone.items() if data and each != judgement.answer]
+
+
 def cases(judgement: Judgement) -> str:
     """Count the data sets and settings in which a claim is decided."""
     answers = [place.answer for place in judgement.places]
@@ -47,8 +58,13 @@ def cases(judgement: Judgement) -> str:
 def counted(ledger: Ledger) -> str:
     """Count the verdicts in one sentence."""
     answers = [judgement.answer for _, judgements in ledger for judgement in judgements]
-    found = ", ".join(f"{answers.count(answer)} {_verb(answer, answers.count(answer))}" for answer in ANSWERS)
-    return f"Of {len(answers)} claims {found}"
+    single = [answer for _, judgements in ledger for each in judgements for answer in each.by_data.values()]
+    alone = f"on one data set alone, of {len(single)}, {_counts(single)}"
+    return f"Of {len(answers)} claims {_counts(answers)}; {alone}"
+
+
+def _counts(answers: Sequence[Answer]) -> str:
+    return ", ".join(f"{answers.count(answer)} {_verb(answer, answers.count(answer))}" for answer in ANSWERS)
 
 
 def _verb(answer: Answer, count: int) -> str:
@@ -114,6 +130,8 @@ def sentence(judgement: Judgement) -> str:
     if judgement.answer == "does not hold":
         return f"It does not hold{most}. {why.rstrip('.')}."
     text = f"It is undecided: {why.rstrip('.')}."
+    alone = _on_single(judgement)
+    text += f" As far as single data sets go, it {' and '.join(alone)}." if alone else ""
     measured = [place for place in judgement.places if place.margin is not None]
     if measured:
         met = sum(place.met for place in measured)
@@ -135,6 +153,7 @@ def plain(ledger: Ledger) -> list[dict[str, Any]]:
             "setting": judgement.claim.setting or paper.setting,
             "rests_on": [basis.model_dump(mode="json") for basis in judgement.claim.rests_on],
             "verdict": judgement.answer,
+            "on_one_data_set": judgement.by_data,
             "why": reasons(judgement),
             "places": [
                 {
@@ -174,7 +193,7 @@ def _section(judgement: Judgement) -> list[str]:
     claim = judgement.claim
     blocks = [
         f"### {claim.id}",
-        f"**{judgement.answer}** · {escape_markdown(claim.where)}",
+        f"**{in_short(judgement)}** · {escape_markdown(claim.where)}",
         f"*{escape_markdown(claim.claim)}*{' ' + escape_markdown(claim.setting) if claim.setting else ''}",
         escape_markdown(sentence(judgement)),
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import ConfigError
+from coterie.studies.comparison import ComparisonPlan
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.outcomes import PartOutcome
 from coterie.studies.recipes.plans import planned
@@ -125,18 +126,26 @@ def changes(outcome: PartOutcome, record: PartRecord, methods: frozenset[str]) -
     ]
     if json.loads(json.dumps(plan.grid)) != values.get("grid"):
         found.append("the settings were others than the recipe's")
+    idle = _without_effect(plan)
     for method in sorted(methods & plan_methods(values)):
         run = next((run for run in plan.runs if run.method == method), None)
         if run is None:
             continue
         then = values["methods"][method]
-        now = run.config.plain()["settings"]
+        now = {name: value for name, value in run.config.plain()["settings"].items() if name not in idle}
         if then["algorithm"] != run.config.algorithm:
             found.append(f"{method} was {then['algorithm']}, and is {run.config.algorithm} in the recipe")
         for name, value in then["settings"].items():
             if name in now and name not in run.candidate and now[name] != value:
                 found.append(f"{name} of {method} was {value}, and is {now[name]} in the recipe")
     return found
+
+
+def _without_effect(plan: ComparisonPlan) -> set[str]:
+    """Name settings that cannot change a number: of newcomers where none come, of those away where none are."""
+    late = any(run.config.hold_out > 0 for run in plan.runs)
+    away = any(run.config.participation < 1 for run in plan.runs)
+    return ({"newcomers"} if not late else set()) | ({"returning", "freshness"} if not away else set())
 
 
 def plan_methods(values: Mapping[str, Any]) -> frozenset[str]:
