@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -219,12 +220,10 @@ def paired_interval(
     ConfigError
         If more samples differ than there are.
     """
-    from scipy.special import ndtri
-
     first, second, count = (np.asarray(each, dtype=np.float64) for each in (gained, lost, samples))
     if ((first < 0) | (second < 0) | (first + second > count)).any():
         raise ConfigError("of a client's samples no more can be answered differently than there are")
-    z = float(ndtri((1 + level) / 2))
+    z = NormalDist().inv_cdf((1 + level) / 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         middle = (first - second) / count
         low = _root(first, second, count, z, np.full_like(middle, -1.0), middle)

@@ -16,6 +16,7 @@ from coterie.errors import ConfigError
 from coterie.evaluation import stratified_mean
 from coterie.results import Result
 from coterie.results.result import columns_of
+from coterie.runs.storage.answers import ANSWERS
 from coterie.runs.storage.metric_columns import MetricColumns
 
 Split = Literal["validation", "test"]
@@ -210,7 +211,7 @@ class _ReadRun:
 def _read_run(name: str, result: Result, known: Mapping[_Key, _Column]) -> _ReadRun:
     summary = result.summary
     rounds, metric = int(summary["rounds"]), str(summary["metric"])
-    by_samples = metric == _BY_ANSWERS and result.answers_after(rounds, "validation") is not None
+    by_samples = metric == _BY_ANSWERS and (result.path / ANSWERS["validation"]).exists()
     columns = dict[_Key, _Column]()
     losses = _validation_losses(columns_of(result))
     for round_number in sorted({each for each, _ in losses}):
