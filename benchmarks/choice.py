@@ -3,9 +3,9 @@
 The grid is every method with every learning rate that `coterie choose` considers, each to the last round and evaluated
 after every round, as `coterie compare` plays it: as one computation, which is the quickest way that there is, and with
 `--in-turn` also one run after another (`coterie compare --apart`). Time is the processor's, of processes of their own,
-because machines are shared, and with `--repeat` the least of several times, for both. What the grid finds is the run that is best on its validation samples, after the last round
-or after its best, as `coterie choose` has to find it; its test accuracy is what counts. Two minutes for each table and
-fraction, and four more for each with `--in-turn`.
+because machines are shared; with `--repeat` it is the least of several, for both. What the grid finds is the run that
+is best on its validation samples, after the last round or after its best, as `coterie choose` has to find it; its test
+accuracy is what counts. One to two minutes for each table and fraction, and four more for each with `--in-turn`.
 
     python benchmarks/choice.py --seed 1 2 3 --test-fraction 0.85 0.2 --in-turn
 """
