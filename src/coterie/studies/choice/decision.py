@@ -33,6 +33,7 @@ from coterie.studies.choice.validation import Contender, ScoreReader, Validation
 LEVEL = 0.05
 """Below which p-value federating is better beyond chance."""
 
+_SURE = 4000  # draws for how sure a method is, which is told in whole percents: its standard error is below one
 _NUMBERS = 2**28  # that are drawn for a test at most; with very many samples fewer draws do
 
 
@@ -241,7 +242,7 @@ def _sure(candidates: Candidates, scores: ValidationScores, best: Contender, alo
         scores.strata,
         [numbers[method] for method in methods],
         stream(seed, "choice: bootstrap"),
-        _draws(len(scores.units)),
+        min(_SURE, _draws(len(scores.units))),
     )
     return float(shares[numbers[candidates.run(best.run).method]])
 
