@@ -103,3 +103,11 @@ def test_nothing_is_collected_within() -> None:
     finally:
         (gc.enable if was_on else gc.disable)()
         gc.unfreeze()
+
+
+def test_what_was_imported_without_collecting_is_freed_at_the_end() -> None:
+    """Triton's library would complain on the terminal of all that it made, after a command that went well."""
+    pytest.importorskip("triton")
+    program = "import torch, coterie.memory\nwith coterie.memory.without_collecting():\n import triton.language"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert "leaked" not in done.stderr + done.stdout

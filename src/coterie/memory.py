@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -49,7 +50,8 @@ def keep_freed_memory() -> bool:
 def without_collecting() -> Iterator[None]:
     """Import something large without looking for garbage among what stays: a fifth of the time that PyTorch takes.
 
-    What was made is not looked at again by later collections either.
+    What was made is not looked at again by later collections either, but for the one at the end of the process: some
+    libraries complain there of what nobody freed.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -57,6 +59,7 @@ def without_collecting() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)
         if was_on:
             gc.enable()
 
