@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
+from math import comb
 
 import numpy as np
 import pytest
@@ -101,6 +103,18 @@ def test_seeds():
     assert math.isnan(over_seeds([0.7]).std)
     with pytest.raises(ConfigError, match="at least one"):
         over_seeds([])
+
+
+def test_mcnemar_is_the_same_whether_ways_are_counted_or_not() -> None:
+    """Of 1,000 coins at most 450 are heads in Σ C(1000, k) of 2^1000 cases; one client with more has all computed."""
+    gained, lost = np.array([450, 9, 0]), np.array([550, 1, 7])
+    expected = [
+        float(2 * Fraction(sum(comb(n, k) for k in range(m + 1)), 2**n)) for m, n in ((450, 1000), (1, 10), (0, 7))
+    ]
+    assert mcnemar(gained, lost).tolist() == expected  # correctly rounded
+    computed = mcnemar([*gained, 600], [*lost, 600])
+    np.testing.assert_allclose(computed[:3], expected, rtol=1e-10)
+    assert computed[3] == 1.0
 
 
 def test_mcnemar_is_the_sign_test_of_samples_that_differ() -> None:

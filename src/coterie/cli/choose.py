@@ -21,6 +21,7 @@ from coterie.cli.shared_options import (
 )
 from coterie.cli.written_values import parse_lists
 from coterie.config import check_names
+from coterie.memory import without_collecting
 
 BUDGET = "The budget"
 _CLIENTS = 30  # that are shown in the terminal; the page has all
@@ -61,7 +62,7 @@ def choose(
     ] = None,
     eta: Annotated[
         int, typer.Option(min=2, help="One in so many candidates stays after each stage.", rich_help_panel=BUDGET)
-    ] = 3,
+    ] = 4,
     tune: Annotated[
         Texts,
         typer.Option(
@@ -92,7 +93,8 @@ def choose(
     for method in methods or ():
         check_names({"algorithm": method})
     values = {**fields, "methods": methods, "tune": parse_lists(tune) if tune else None}
-    from coterie.studies import choice
+    with without_collecting():
+        from coterie.studies import choice
 
     found = choice.play(
         choice.make_candidates(values, eta),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +27,7 @@ DRAWS = 10_000
 """How often chance is drawn."""
 
 _DECIMALS = 12  # means of counts that are closer than this are equal but for rounding
-_NUMBERS = 2**23  # numbers that are drawn at a time
+_NUMBERS = 2**20  # numbers that are drawn at a time: more would be memory that is taken and given back each time
 
 
 @dataclass(frozen=True)
@@ -219,12 +220,10 @@ def paired_interval(
     ConfigError
         If more samples differ than there are.
     """
-    from scipy.special import ndtri
-
     first, second, count = (np.asarray(each, dtype=np.float64) for each in (gained, lost, samples))
     if ((first < 0) | (second < 0) | (first + second > count)).any():
         raise ConfigError("of a client's samples no more can be answered differently than there are")
-    z = float(ndtri((1 + level) / 2))
+    z = NormalDist().inv_cdf((1 + level) / 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         middle = (first - second) / count
         low = _root(first, second, count, z, np.full_like(middle, -1.0), middle)

@@ -13,6 +13,7 @@ from coterie.errors import ConfigError
 
 _COUNTED = 50  # differences up to which chance is counted out and not approximated
 _COUNTED_WITH_TIES = 13  # the same, where some are of one size
+_COUNTED_ANSWERS, _COUNTED_TERMS = 1000, 20_000  # of one client and of all, up to which ways are counted one by one
 _DECIMALS = 12  # accuracies are ratios of small integers: differences closer than this are rounding, not data
 
 
@@ -219,11 +220,25 @@ def mcnemar(gained: ArrayLike, lost: ArrayLike) -> NDArray[np.float64]:
     >>> mcnemar([5, 1], [0, 1]).tolist()
     [0.0625, 1.0]
     """
-    from scipy.special import bdtr  # scipy.stats takes four times as long to import
-
     one, other = np.asarray(gained, dtype=np.int64), np.asarray(lost, dtype=np.int64)
-    tail = np.asarray(bdtr(np.minimum(one, other).astype(np.float64), one + other, 0.5), dtype=np.float64)
+    fewer, both = np.minimum(one, other), one + other
+    if both.max(initial=0) <= _COUNTED_ANSWERS and fewer.sum() <= _COUNTED_TERMS:
+        each = zip(fewer.ravel().tolist(), both.ravel().tolist(), strict=True)
+        tail = np.array([_half_tail(most, count) for most, count in each]).reshape(both.shape)
+    else:
+        from scipy.special import bdtr  # takes longer to import than the other way takes here
+
+        tail = np.asarray(bdtr(fewer.astype(np.float64), both, 0.5), dtype=np.float64)
     return np.minimum(1.0, 2.0 * tail)
+
+
+def _half_tail(most: int, count: int) -> float:
+    """Give the chance of at most so many heads among so many coins, counted in whole numbers."""
+    ways = total = 1
+    for heads in range(most):
+        ways = ways * (count - heads) // (heads + 1)
+        total += ways
+    return float(total / 2**count)
 
 
 def most_discordant(

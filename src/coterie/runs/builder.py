@@ -101,7 +101,8 @@ def assemble(
     device = processes.together(lambda: processes.device(config.device, config.torch_device))
     algorithm = registry.make(config.algorithm, config.settings)
     # Whoever comes second finds what the first has downloaded.
-    once, world = processes.once, _world(config, data_dir, choices)
+    once, world = processes.once, _world(config, data_dir)
+    chosen = tuple(str(choices.get(name)) for name in ("kernel", "convolution", "chunk"))
     make = partial(once, ("population", world), partial(make_population, config, data_dir, processes.load))
     fetched = population or processes.together(lambda: make() if processes.leads else None)
     population = processes.together(lambda: fetched or make())
@@ -109,7 +110,7 @@ def assemble(
     if config.keep_samples == "disk":
         population = once(("samples on disk", world), partial(population.on_disk, scratch))
     build = partial(make_engine, config, population, device, choices, processes.hold, scratch, once)
-    engine = processes.together(lambda: once(("engine", world), build))
+    engine = processes.together(lambda: once(("engine", world, chosen), build))
 
     def fresh(client: int) -> Tensor:
         module = make_module(config, population.dataset, f"model of client {client}")
@@ -152,12 +153,11 @@ def assemble(
     return Assembly(population, simulation, scorer, matrix_scorer, fingerprint, trainers)
 
 
-def _world(config: ExperimentConfig, data_dir: Path | None, choices: Mapping[str, Any]) -> Hashable:
-    """Give what decides the samples, who holds them, the model and the engine: equal runs have the same of all."""
+def _world(config: ExperimentConfig, data_dir: Path | None) -> Hashable:
+    """Give what decides the samples, who holds them and the model: equal runs have the same of all."""
     values = [(name, str(getattr(config, name))) for name in ExperimentConfig.model_fields if name not in _OF_ONE_RUN]
-    chosen = tuple(str(choices.get(name)) for name in ("kernel", "convolution", "chunk"))
     federates = registry.get(config.algorithm).federates
-    return (*values, chosen, data_dir, federates, batch_size(config))
+    return (*values, data_dir, federates, batch_size(config))
 
 
 def _protection(config: ExperimentConfig, population: Population) -> privacy.Protection | None:

@@ -26,6 +26,17 @@ def test_keeps_the_configuration(tmp_path: Path) -> None:
         assert run.config == CONFIG and run.run_id == identity
 
 
+def test_whoever_changes_a_configuration_that_was_read_changes_nobody_elses(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "a", CONFIG).close()
+    RunFolder.create(tmp_path / "b", CONFIG).close()
+    found = read_config(tmp_path / "a")
+    found["partition"]["name"] = found["set"][0] = "another"
+    assert read_config(tmp_path / "a") == read_config(tmp_path / "b") == CONFIG
+    file = tmp_path / "a" / "config.yaml"
+    file.write_text(file.read_text().replace("seed: 3", "seed: 4"))
+    assert read_config(tmp_path / "a") == {**CONFIG, "seed": 4}
+
+
 def test_the_run_is_named_by_its_configuration(tmp_path: Path) -> None:
     with (
         RunFolder.create(tmp_path / "a", CONFIG) as one,

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import coterie
 from coterie.cli.app import app
 from coterie.config import from_yaml
+from coterie.data.table import TableSource
 from coterie.errors import ConfigError, CoterieError, Interrupted, RunFolderError
 from coterie.evaluation import better_than_reference
 from coterie.federation.plan import of_experiment
@@ -168,13 +169,22 @@ def test_of_runs_that_are_as_good_the_one_with_the_least_loss_is_first() -> None
     assert [each.run for each in scores.ranking()] == ["b", "a", "d", "c"]
 
 
-def test_rounds_are_worth_more_while_they_make_anybody_better_by_two_standard_errors() -> None:
+def test_rounds_are_worth_more_while_they_make_the_best_better_by_two_standard_errors() -> None:
     """A run that gains g samples of 100 and loses none is ahead by g / 100, which is sqrt(g) standard errors."""
     for gained, improved in ((4, False), (5, True), (-5, False)):
         units = np.zeros((100, 4))
         units[:60, 0] = units[: 60 + gained, 1] = units[:60, 2] = units[:51, 3] = 1.0
         scores = scores_of(units, ("a", 2, 0.5), ("a", 6, 0.5), ("b", 2, 0.5), ("b", 6, 0.5))
-        assert scores.improved(2) is improved
+        assert scores.improved(2, [{"a", "b"}]) is improved
+
+
+def test_rounds_that_let_those_behind_catch_up_are_not_worth_more() -> None:
+    """On 100 samples: a has 80 before and after; b gains 20, which are more than four standard errors, and has 70."""
+    units = np.zeros((100, 4))
+    units[:80, 0] = units[:80, 1] = units[:50, 2] = units[:70, 3] = 1.0
+    scores = scores_of(units, ("a", 2, 0.5), ("a", 6, 0.5), ("b", 2, 0.5), ("b", 6, 0.5))
+    assert not scores.improved(2, [{"a", "b"}])
+    assert scores.improved(2, [{"a"}, {"b"}])  # each the best of its side
 
 
 def test_scores_are_means_over_clients_of_their_own_means(tiny: Choice) -> None:
@@ -278,11 +288,11 @@ def player(tmp_path: Path, minutes: float, *seconds: float) -> StagePlayer:
 
 
 def test_minutes_are_planned_from_what_rounds_have_taken(tmp_path: Path) -> None:
-    """8 runs × 2 rounds took 16 s, a second each, and 104 s of two minutes are left: 5 (⌈R/3⌉ - 2) + 4 (R - ⌈R/3⌉)."""
+    """8 runs × 2 rounds took 16 s, a second each, and 104 s of two minutes are left: 5 (⌈R/4⌉ - 2) + 4 (R - ⌈R/4⌉)."""
     last = player(tmp_path, 2.0, 16.0)._last_round(1, 2)
 
     def cost(rounds: int) -> int:
-        middle = max(3, -(-rounds // 3))
+        middle = max(3, -(-rounds // 4))
         return 5 * (middle - 2) + 4 * (rounds - middle)
 
     assert last == max(rounds for rounds in range(3, 200) if cost(rounds) <= 104)
@@ -378,6 +388,28 @@ def test_a_table_that_is_an_object_gives_named_clients(frame: pd.DataFrame, tmp_
     assert again.summary["rounds"] == found.config["rounds"] <= 3
 
 
+def test_a_table_is_read_once_however_many_candidates_and_stages_there_are(
+    frame: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame.to_csv(tmp_path / "stays.csv", index=False)
+    asked: list[str] = []
+
+    def counting(name: str) -> None:
+        own = getattr(TableSource, name)
+
+        def counted(self: TableSource, *rest: Any) -> Any:
+            asked.append(name)
+            return own(self, *rest)
+
+        monkeypatch.setattr(TableSource, name, counted)
+
+    counting("load")
+    counting("owners")
+    options = {**QUICK, "data": f"table:{tmp_path / 'stays.csv'},label=outcome,client=clinic", "model": "linear"}
+    found = choose(**options, rounds=6, local_epochs=1, out=tmp_path / "choice")
+    assert [len(stage.runs) for stage in found.stages] == [8, 5, 4] and sorted(asked) == ["load", "owners"]
+
+
 def test_another_metric_is_judged_by_clients(tmp_path: Path) -> None:
     found = choose(**{**TINY, "rounds": 2}, metrics=["auroc"], out=tmp_path / "choice")
     assert not found.decision.by_samples and found.decision.metric == "auroc"
@@ -403,7 +435,8 @@ def test_the_command_prints_and_writes_the_answer(tiny: Choice, tmp_path: Path) 
     assert done.exit_code == 0
     for sentence in tiny.sentences():
         assert sentence in done.output
-    assert (tmp_path / "choice" / "choice.yaml").read_bytes() == tiny.file.read_bytes()
+    for name in ("choice.yaml", "plan.yaml"):
+        assert (tmp_path / "choice" / name).read_bytes() == (tiny.path / name).read_bytes()
     page = tiny.page.read_text(encoding="utf-8")
     for each in ("Does federating help?", "Whom it helps and whom it harms", "prefers-color-scheme: dark"):
         assert each in page
@@ -439,4 +472,4 @@ def test_training_alone_is_always_there_and_learning_rates_are_tried_unless_give
 def test_the_plan_in_the_folder_is_one_that_a_report_reads(tiny: Choice, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(tiny.path), "--out", str(tmp_path / "report.html"), "-q"])
     assert done.exit_code == 0 and (tmp_path / "report.html").exists()
-    assert yaml.safe_load((tiny.path / "plan.yaml").read_text())["budget"] == {"rounds": 6, "minutes": None, "eta": 3}
+    assert yaml.safe_load((tiny.path / "plan.yaml").read_text())["budget"] == {"rounds": 6, "minutes": None, "eta": 4}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.studies.choice.halving import FINALISTS, Count, Ladder, Placed, cut, make_ladder
+from coterie.studies.choice.halving import ETA, FINALISTS, Count, Ladder, Placed, cut, make_ladder
 
 
 def rungs(ladder: Ladder, last: int) -> list[int]:
@@ -24,6 +24,14 @@ def test_seven_methods_and_training_alone_with_four_learning_rates() -> None:
     assert ladder.cost(0, 0, 54) == 32 * 2 + 16 * 4 + 7 * 12 + 4 * 36
     assert ladder.cost(2, 6, 54) == 7 * 12 + 4 * 36
     assert ladder.cost(0, 0, 54) < 32 * 54 / 4  # a quarter of the grid
+
+
+def test_one_in_four_stays_by_default() -> None:
+    """⌈28/4⌉ = 7 would leave every method one setting, and each keeps two; then ⌈14/4⌉ = 4."""
+    ladder = make_ladder(28, 7, 4, ETA)
+    assert ladder.counts == (Count(28, 4), Count(14, 2), Count(4, 2), Count(2, 2))
+    assert rungs(ladder, 50) == [2, 4, 13, 50]
+    assert ladder.cost(0, 0, 50) == 32 * 2 + 16 * 2 + 6 * 9 + 4 * 37
 
 
 def test_few_rounds_make_few_stages() -> None:

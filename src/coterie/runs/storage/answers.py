@@ -43,7 +43,9 @@ def _draft(round_number: int, found: Answers, draft: Path) -> None:
         "client": pa.array(np.concatenate(clients)),
         "answer": pa.array(np.concatenate(answers)),
     }
-    pq.write_table(pa.table(columns), draft, compression="zstd")
+    # Answers hardly repeat: a dictionary of them would make the file half as large again, and take longer.
+    repeated = [name for name in columns if name != "answer"]
+    pq.write_table(pa.table(columns), draft, compression="zstd", use_dictionary=repeated)
 
 
 def keep_answers(path: Path, round_number: int) -> None:

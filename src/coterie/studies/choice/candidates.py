@@ -9,7 +9,7 @@ from typing import Any
 from coterie.algorithms import registry
 from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError
-from coterie.studies.choice.halving import Ladder, make_ladder
+from coterie.studies.choice.halving import ETA, Ladder, make_ladder
 from coterie.studies.comparison import ComparisonPlan, PlannedRun, make_plan
 from coterie.studies.comparison.standings import Tuned, format_values
 
@@ -82,7 +82,7 @@ def is_alone(run: PlannedRun) -> bool:
     return registry.get(run.config.algorithm).name == ALONE
 
 
-def make_candidates(values: Mapping[str, Any], eta: int = 3) -> Candidates:
+def make_candidates(values: Mapping[str, Any], eta: int = ETA) -> Candidates:
     """Make the candidates of named values, as :func:`coterie.choose` takes them.
 
     What is missing is added: training alone as a method, and learning rates where nothing says what they are.

@@ -27,6 +27,7 @@ from coterie.runs.storage.atomic_files import write_text
 from coterie.studies.choice import words
 from coterie.studies.choice.candidates import Candidates, make_candidates
 from coterie.studies.choice.decision import Decision, decide, settings_of
+from coterie.studies.choice.halving import ETA
 from coterie.studies.choice.page import write_page, yaml_text
 from coterie.studies.choice.stages import Budget, Stage, StagePlayer
 from coterie.studies.choice.validation import ScoreReader
@@ -149,7 +150,7 @@ def choose(
     minutes: float | None = None,
     methods: Sequence[Any] | None = None,
     tune: Mapping[str, list[Any]] | None = None,
-    eta: int = 3,
+    eta: int = ETA,
     out: str | os.PathLike[str] = "choice",
     data_dir: str | os.PathLike[str] | None = None,
     jobs: int = 1,
@@ -177,7 +178,7 @@ def choose(
     tune
         Parameters with values to try for all methods, by default ``{"lr": [0.01, 0.03, 0.1, 0.3]}``.
     eta
-        One in so many candidates stays after each stage.
+        One in so many candidates stays after each stage, and plays on to so many times the rounds.
     out
         The folder for everything, in which the same call goes on.
     data_dir

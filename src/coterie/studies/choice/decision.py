@@ -33,6 +33,7 @@ from coterie.studies.choice.validation import Contender, ScoreReader, Validation
 LEVEL = 0.05
 """Below which p-value federating is better beyond chance."""
 
+_SURE = 4000  # draws for how sure a method is, which is told in whole percents: its standard error is below one
 _NUMBERS = 2**28  # that are drawn for a test at most; with very many samples fewer draws do
 
 
@@ -219,7 +220,8 @@ def _pvalue_on_test(
 ) -> float:
     """Compare what was chosen with training alone on test samples."""
     first, second = (
-        read_units(results[each.run], each.round, each.model, "test", by_samples) for each in (best, alone)
+        read_units(results[each.run], each.round, [each.model], "test", by_samples)[each.model]
+        for each in (best, alone)
     )
     # Samples lie in the order of their clients' shares, which are those of both; of clients both must have a value.
     if not by_samples:
@@ -240,7 +242,7 @@ def _sure(candidates: Candidates, scores: ValidationScores, best: Contender, alo
         scores.strata,
         [numbers[method] for method in methods],
         stream(seed, "choice: bootstrap"),
-        _draws(len(scores.units)),
+        min(_SURE, _draws(len(scores.units))),
     )
     return float(shares[numbers[candidates.run(best.run).method]])
 

@@ -29,8 +29,9 @@ _HOW = (
     "A candidate stands by its best round, or by more rounds that are as good within one standard error: more rounds "
     "can be worse, and how many there should be is chosen like all else. Of candidates that are as good as the best "
     "within one standard error, the one with the least loss on validation samples is first.",
-    "From the third stage on it ends where three times the rounds made nobody better by two standard errors. More "
-    "rounds may still have helped a little.",
+    "From the third stage on it ends where neither the best of what federates nor the best of training alone is "
+    "better, by two standard errors, than the best of the same candidates was before. More rounds may still have "
+    "helped a little.",
     "Candidates that were dropped early might have won with more rounds; so the first cut leaves every method its two "
     "best settings.",
     "Another split of the samples (--seed) may choose another of nearly equal methods.",

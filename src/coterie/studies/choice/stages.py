@@ -20,6 +20,7 @@ from coterie.studies.choice.candidates import Candidates, is_alone
 from coterie.studies.choice.halving import FEWEST_ROUNDS, Placed, cut
 from coterie.studies.choice.validation import Contender, ScoreReader, ValidationScores
 from coterie.studies.comparison.runner import begun, run_all
+from coterie.studies.joint import Common
 from coterie.studies.progress import StudyProgress
 
 _ALWAYS = 2  # stages after which there is a next one in any case: so early, methods that begin slowly are still behind
@@ -66,7 +67,8 @@ class Stage:
     staying
         Who plays the next stage, if there is one.
     improved
-        Whether its rounds made anybody better who played them, so that more are worth their time.
+        Whether the best of what federates, or of training alone, is better than the best of the same candidates was
+        before it, so that more rounds are worth their time.
     ended
         Whether it has come to its end.
     """
@@ -104,6 +106,8 @@ class StagePlayer:
         How many processes play runs side by side.
     stages
         The stages so far.
+    common
+        What the candidates of all stages have in common.
     """
 
     folder: Path
@@ -114,6 +118,7 @@ class StagePlayer:
     data_dir: str | os.PathLike[str] | None = None
     jobs: int = 1
     stages: list[Stage] = field(default_factory=list)
+    common: Common = field(default_factory=Common)
 
     def play(self) -> list[Stage]:
         """Play all that is left, and give the stages."""
@@ -169,6 +174,7 @@ class StagePlayer:
                 self.data_dir,
                 jobs=self.jobs,
                 progress=part,
+                common=self.common,
             )
         finally:  # also when it is stopped: what it took counts when it goes on
             self.stages[-1] = replace(stage, seconds=spent + time.monotonic() - began)
@@ -199,7 +205,7 @@ class StagePlayer:
                 *cut(self._placed(scores, alone), ladder.counts[following].alone),
             }
             staying = tuple(run for run in staying if run in kept)
-        improved = stage.number < _ALWAYS or scores.improved(self.stages[-2].rounds)
+        improved = stage.number < _ALWAYS or scores.improved(self.stages[-2].rounds, sides.values())
         return replace(stage, ranking=tuple(ranking), diverged=diverged, staying=staying, improved=improved, ended=True)
 
     def _placed(self, scores: ValidationScores, runs: set[str]) -> list[Placed]:

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from coterie.errors import ConfigError
 from coterie.evaluation import stratified_mean
 from coterie.results import Result
+from coterie.results.result import columns_of
+from coterie.runs.storage.answers import ANSWERS
+from coterie.runs.storage.metric_columns import MetricColumns
 
 Split = Literal["validation", "test"]
 
@@ -117,12 +120,19 @@ class ValidationScores:
         ahead = self._ahead(contender, best)
         return bool(self._weights @ ahead >= -self._spread(ahead) - _ROUNDING)
 
-    def improved(self, since: int) -> bool:
-        """Say whether any run stands better than it stood after a round, by two standard errors."""
-        then = {each.run: each for each in self.ranking(until=since)}
-        now = [each for each in self.ranking() if each.run in then]
-        ahead = [self._ahead(each, then[each.run]) for each in now]
-        return any(self._weights @ each > _BEYOND_CHANCE * self._spread(each) + _ROUNDING for each in ahead)
+    def improved(self, since: int, sides: Iterable[set[str]]) -> bool:
+        """Say whether the first of any side is better than the first of the same runs was after a round.
+
+        By two standard errors. The one was picked of as many as the other, so that the luck of being first is in both;
+        a single run's own gain would mostly be that of whoever was behind.
+        """
+        for side in sides:
+            then, now = self.ranking(side, since), self.ranking(side)
+            if then and now:
+                ahead = self._ahead(now[0], then[0])
+                if self._weights @ ahead > _BEYOND_CHANCE * self._spread(ahead) + _ROUNDING:
+                    return True
+        return False
 
     def _highest(self, contenders: Sequence[Contender]) -> Contender:
         return max(contenders, key=lambda each: (self.sign * each.score, -each.loss))
@@ -183,6 +193,9 @@ class _Key(NamedTuple):
     model: str
 
 
+_Column = tuple[float, "pd.Series[float]"]
+
+
 @dataclass(frozen=True)
 class _ReadRun:
     """What a run gave after each round on validation samples: the mean loss, and a value for each unit."""
@@ -192,25 +205,34 @@ class _ReadRun:
     metric: str
     sign: float
     by_samples: bool
-    columns: dict[_Key, tuple[float, pd.Series[float]]]
+    columns: dict[_Key, _Column]
 
 
-def _read_run(name: str, result: Result, known: Mapping[_Key, tuple[float, pd.Series[float]]]) -> _ReadRun:
-    summary, frame = result.summary, result.metrics
-    by_samples = summary["metric"] == _BY_ANSWERS and result.answers is not None
-    on_validation = frame[(frame["split"] == "validation") & (frame["metric"] == "loss")]
-    losses = on_validation.groupby(["round", "model"], observed=True, sort=False)["value"].mean()
-    columns = {}
-    for round_number in sorted({int(each) for each, _ in losses.index}):
-        for model in MODELS:
-            key = _Key(name, round_number, model)
-            if key in known:
-                columns[key] = known[key]
-            elif (round_number, model) in losses.index:
-                units = read_units(result, round_number, model, "validation", by_samples)
-                columns[key] = float(losses[round_number, model]), units
+def _read_run(name: str, result: Result, known: Mapping[_Key, _Column]) -> _ReadRun:
+    summary = result.summary
+    rounds, metric = int(summary["rounds"]), str(summary["metric"])
+    by_samples = metric == _BY_ANSWERS and (result.path / ANSWERS["validation"]).exists()
+    columns = dict[_Key, _Column]()
+    losses = _validation_losses(columns_of(result))
+    for round_number in sorted({each for each, _ in losses}):
+        keys = {model: _Key(name, round_number, model) for model in MODELS if (round_number, model) in losses}
+        new = [model for model, key in keys.items() if key not in known]
+        units = read_units(result, round_number, new, "validation", by_samples) if new else {}
+        for model, key in keys.items():
+            columns[key] = known[key] if key in known else (losses[round_number, model], units[model])
     sign = 1.0 if summary["higher_is_better"] else -1.0
-    return _ReadRun(result.path, int(summary["rounds"]), str(summary["metric"]), sign, by_samples, columns)
+    return _ReadRun(result.path, rounds, metric, sign, by_samples, columns)
+
+
+def _validation_losses(metrics: MetricColumns) -> dict[tuple[int, str], float]:
+    """Give the mean over clients of the validation loss of each model that competes, after each round."""
+    found = {}
+    for model in MODELS:
+        own = metrics.where(split="validation", metric="loss", model=model)
+        own = own.only(~np.isnan(own.value))
+        for round_number in np.unique(own.round).tolist():
+            found[round_number, model] = float(own.after(round_number).value.mean())
+    return found
 
 
 def _scores(runs: Mapping[str, _ReadRun]) -> ValidationScores:
@@ -236,20 +258,21 @@ def _scores(runs: Mapping[str, _ReadRun]) -> ValidationScores:
     return ValidationScores(contenders, units, strata, first.by_samples, first.metric, first.sign)
 
 
-def read_units(result: Result, round_number: int, model: str, split: Split, by_samples: bool) -> pd.Series[float]:
-    """Give what a model gave after a round, by client and such that higher is better.
+def read_units(
+    result: Result, round_number: int, models: Sequence[str], split: Split, by_samples: bool
+) -> dict[str, pd.Series[float]]:
+    """Give what each of some models gave after a round, by client and such that higher is better.
 
     For every sample 1 if it was answered rightly, else 0; or each client's metric.
     """
     if not by_samples:
         sign = 1.0 if result.summary["higher_is_better"] else -1.0
         frame, metric = result.metrics, str(result.summary["metric"])
-        found = frame[(frame["model"] == model) & (frame["split"] == split) & (frame["metric"] == metric)]
-        values: pd.Series[float] = found[found["round"] == round_number].set_index("client")["value"]
-        return sign * values
+        found = frame[(frame["split"] == split) & (frame["metric"] == metric) & (frame["round"] == round_number)]
+        return {model: sign * found[found["model"] == model].set_index("client")["value"] for model in models}
     answers = result.answers_after(round_number, split)
     if answers is None:
         raise ConfigError(f"the run in {result.path} has lost its answers after round {round_number}: begin anew")
-    own = answers[answers["model"] == model]
-    right: pd.Series[float] = (own["answer"] > 0).astype(np.float64).set_axis(own["client"].to_numpy())
-    return right
+    of, clients = answers["model"].to_numpy(), answers["client"].to_numpy()
+    right = (answers["answer"].to_numpy() > 0).astype(np.float64)
+    return {model: pd.Series(right[own], index=clients[own]) for model in models for own in (of == model,)}

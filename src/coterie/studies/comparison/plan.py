@@ -173,16 +173,19 @@ def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
         raise ConfigError("validation is 0, but tune chooses on validation data: hold some out with --validation 0.1")
     runs: list[PlannedRun] = []
     taken: set[str] = set()
+    places: dict[tuple[str, ...], Values] = {}  # who the clients are, which data are asked for once: it takes as long
     for point in _points(grid):
         over_fields, over_parameters = _split(point)
+        given = {**fields, **over_fields}
+        data = tuple(str(given.get(name)) for name in ("data", "partition", "clients"))
         for label, method in methods.items():
             known = registry.get(method["algorithm"]).model_fields
             for candidate in _points({name: found for name, found in tune.items() if name in known} | method["tune"]):
                 settings = parameters | over_parameters | method["settings"] | candidate
                 for seed in seeds:
-                    config = from_mapping(
-                        {**fields, **over_fields, "algorithm": method["algorithm"], "settings": settings, "seed": seed}
-                    )
+                    own = {"algorithm": method["algorithm"], "settings": settings, "seed": seed}
+                    config = from_mapping({**given, **places.get(data, {}), **own})
+                    places[data] = {"partition": config.partition, "clients": config.clients}
                     name = _folder_name([*_words(point), label, *_words(candidate), f"seed{seed}"], taken)
                     runs.append(PlannedRun(name, label, point, candidate, config))
     return ComparisonPlan(tuple(runs), tuple(methods), _titles(methods), tuple(seeds), grid, tune, objects)

@@ -44,6 +44,7 @@ from coterie.studies.comparison.workers import (
     play_groups,
     workers_that_gain,
 )
+from coterie.studies.joint import Common
 from coterie.studies.progress import PartProgress, study_progress
 from coterie.tracking import make_all
 from coterie.yaml_file import PLAIN_LOADER, read_yaml, yaml_text
@@ -152,10 +153,12 @@ def run_all(
     together: bool = True,
     progress: PartProgress,
     track: Sequence[str] = (),
+    common: Common | None = None,
 ) -> Mapping[str, str]:
     """Run what is left, and give the runs that diverged with the sentence that says so.
 
-    A run that is there and is planned for more rounds than it has played goes on to these.
+    A run that is there and is planned for more rounds than it has played goes on to these. What runs that play together
+    in this process have in common is found in ``common`` and left there, for a caller who has more of them to play.
     """
     play: RunFunction = functools.partial(_play, folder, data_dir, tuple(track))
     diverged = read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {}
@@ -169,7 +172,8 @@ def run_all(
         with _stopped_by_sigterm(folder):
             count = workers_that_gain(jobs, len(left), {run.config.device for run in left})
             groups = divided(joined(left) if together else [[run] for run in left], count)
-            ends = play_groups(groups, functools.partial(play_group, play), count, progress.round_ended)
+            group = functools.partial(play_group, play, common if count == 1 else None)
+            ends = play_groups(groups, group, count, progress.round_ended)
             with contextlib.closing(ends):
                 for run, sentence in ends:
                     if sentence is not None:

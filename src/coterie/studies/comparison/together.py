@@ -13,7 +13,7 @@ from coterie.runs.experiment import threads
 from coterie.simulation.processes import OneProcess
 from coterie.studies.comparison.plan import PlannedRun
 from coterie.studies.comparison.workers import EndedRun, RoundCallback, run_in_turn
-from coterie.studies.joint import Meeting, Seat
+from coterie.studies.joint import Common, Meeting, Seat
 
 WIDEST = 64
 """Runs that play together at most."""
@@ -47,14 +47,16 @@ def joined(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
 
 
 def play_group(
-    play: JointFunction, runs: Sequence[PlannedRun], round_ended: RoundCallback
+    play: JointFunction, common: Common | None, runs: Sequence[PlannedRun], round_ended: RoundCallback
 ) -> Generator[EndedRun, None, None]:
-    """Play a group in this process: together, or a run by itself."""
-    return (run_in_turn if len(runs) == 1 else run_together)(runs, play, round_ended)
+    """Play a group in this process: together, with what earlier groups have made, or a run by itself."""
+    if len(runs) == 1:
+        return run_in_turn(runs, play, round_ended)
+    return run_together(runs, play, round_ended, common)
 
 
 def run_together(
-    runs: Sequence[PlannedRun], play: JointFunction, round_ended: RoundCallback
+    runs: Sequence[PlannedRun], play: JointFunction, round_ended: RoundCallback, common: Common | None = None
 ) -> Generator[EndedRun, None, None]:
     """Play runs together, as many at a time as there is room for.
 
@@ -62,13 +64,13 @@ def run_together(
     """
     waiting = list(runs)
     while waiting:
-        yield from _one_meeting(waiting, play, round_ended)
+        yield from _one_meeting(waiting, play, round_ended, Meeting(common))
 
 
 def _one_meeting(
-    waiting: list[PlannedRun], play: JointFunction, round_ended: RoundCallback
+    waiting: list[PlannedRun], play: JointFunction, round_ended: RoundCallback, meeting: Meeting
 ) -> Generator[EndedRun, None, None]:
-    meeting, seated = Meeting(), dict[Seat, PlannedRun]()
+    seated = dict[Seat, PlannedRun]()
     failed: list[BaseException] = []
     with meeting.signals(), threads(waiting[0].config.threads), contextlib.closing(meeting):
         while waiting and meeting.stopped_by is None and _room(list(seated)):

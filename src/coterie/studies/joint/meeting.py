@@ -53,16 +53,40 @@ _SIGNATURES = 1024  # tasks of which it is known which are alike
 _FEWEST = 4  # runs of a party: fewer would leave too little to be computed at once
 
 
+class Common:
+    """What runs have in common that play together, or one meeting after another.
+
+    Attributes
+    ----------
+    store
+        The samples of all runs.
+    datasets
+        The data sets that they come from.
+    made
+        What else was made once for all.
+    """
+
+    def __init__(self) -> None:
+        self.store, self.datasets = SampleStore(), DatasetShelf()
+        self.made: dict[Hashable, Any] = {}
+
+
 class Meeting:
     """Runs that play together.
+
+    Parameters
+    ----------
+    common
+        What they have in common, ``None`` if nobody has met before.
 
     Attributes
     ----------
     stopped_by
         The signal by which the user asked for a stop, ``None`` if there was none.
-    store, datasets, made, made_lately
-        The samples of all runs, the data sets that they come from, what else was made once for all, and what was made
-        for runs that are in the same round.
+    common
+        What they have in common.
+    made_lately
+        What was made for runs that are in the same round.
     pens
         Held by whoever writes its folder.
     """
@@ -70,10 +94,9 @@ class Meeting:
     as_on_a_gpu: bool = False
     """Whether models are applied together on a CPU too, for their evaluation, and what is finite is asked together."""
 
-    def __init__(self) -> None:
+    def __init__(self, common: Common | None = None) -> None:
         self.stopped_by: int | None = None
-        self.store, self.datasets = SampleStore(), DatasetShelf()
-        self.made: dict[Hashable, Any] = {}
+        self.common = common or Common()
         self.made_lately: BoundedCache[Hashable, Any] = BoundedCache(_LATELY)
         self.pens = threading.BoundedSemaphore(_PENS)
         self._seats: list[Seat] = []

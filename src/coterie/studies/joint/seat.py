@@ -198,11 +198,11 @@ class SeatedProcess(OneProcess):
 
     def load(self, name: str, *, data_dir: Path | None = None, seed: int = 0) -> Dataset:
         """Load a data set, or give the one that an earlier run loaded."""
-        return self._meeting.datasets.load(name, data_dir=data_dir, seed=seed)
+        return self._meeting.common.datasets.load(name, data_dir=data_dir, seed=seed)
 
     def once(self, key: Hashable, make: Callable[[], Result]) -> Result:
         """Make something that a key decides, or give what an earlier run made."""
-        made = self._meeting.made
+        made = self._meeting.common.made
         if key not in made:
             made[key] = make()
         found: Result = made[key]
@@ -218,7 +218,7 @@ class SeatedProcess(OneProcess):
 
     def hold(self, samples: Samples) -> Samples:
         """Hold samples once that several runs have."""
-        return self._meeting.store.hold(samples)
+        return self._meeting.common.store.hold(samples)
 
     def share(self, engine: Engine) -> Engine:
         """Let the run ask the meeting instead of its own engine."""
