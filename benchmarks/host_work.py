@@ -2,11 +2,15 @@
 
     python benchmarks/host_work.py
     python benchmarks/host_work.py --device cuda --rounds 60
+    python benchmarks/host_work.py --model linear --asked-as-on-a-gpu --rounds 100
 
 The runs of ``benchmarks/study.py``, together, in this process. What a part takes is processor time of the thread that
 it is done in, without the parts within it; so nothing that other programs do makes it longer, but to wait for a GPU is
 to look at it again and again, and counts. Parts that a run has once (its beginning, its end, its last checkpoint) are
 divided by the rounds too: with more rounds they are less.
+
+The last command takes a model so small that arithmetic does not show, and has runs ask as they do on a GPU: in two
+parties, and together for what is finite. What it finds is Python's and PyTorch's own work, without a GPU's launches.
 """
 
 from __future__ import annotations
@@ -103,12 +107,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--model", default=None, help="another than the study's own")
+    parser.add_argument("--asked-as-on-a-gpu", action="store_true", help="on a CPU")
     parser.add_argument("--data-dir", type=Path, default=None, help="where Fashion-MNIST lies")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args(argv)
     if args.data_dir is not None:
         os.environ["COTERIE_DATA"] = str(args.data_dir.absolute())
     study = replace(studies.GPU if args.device == "cuda" else studies.CPU, rounds=args.rounds, seeds=args.seeds)
+    study = replace(study, model=args.model or study.model)
+    Meeting.as_on_a_gpu = args.asked_as_on_a_gpu
     spent, facts = Spent(), measuring.facts(args.device)
     for part, functions in PARTS.items():
         for owner, name in functions:

@@ -30,11 +30,13 @@ from coterie.data.shelf import DatasetShelf
 from coterie.errors import AlgorithmError, Diverged, Interrupted, RunFolderError
 from coterie.rows.host_copies import LateRead
 from coterie.runs.model_builder import make_engine
+from coterie.runs.rounds import draw_cohort
 from coterie.runs.storage import RunFolder
 from coterie.studies.comparison import compare, make_plan
 from coterie.studies.comparison.plan import PlannedRun
 from coterie.studies.comparison.together import joined, run_together
 from coterie.studies.joint import Meeting, meeting
+from coterie.studies.joint.seat import FiniteAsk
 from tests.conformance_table import TABLE
 from tests.small_runs import SMALL, last_state, same
 
@@ -345,6 +347,52 @@ def test_what_runs_have_in_common_is_built_once(tmp_path: Path, monkeypatch: pyt
     play_alone(runs, tmp_path / "alone")
     for run in runs:
         assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+
+
+def test_what_runs_of_a_round_have_in_common_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[int, int]] = []
+    scaled: list[int] = []
+
+    def counting(seed: int, number: int, *args: Any) -> Tensor:
+        drawn.append((seed, number))
+        return draw_cohort(seed, number, *args)
+
+    held = SampleStore.hold
+
+    def holding(self: SampleStore, found: Samples) -> Samples:
+        scaled.append(id(found.x))
+        return held(self, found)
+
+    monkeypatch.setattr("coterie.runs.rounds.draw_cohort", counting)
+    monkeypatch.setattr(SampleStore, "hold", holding)
+    of_rates = [(rate, seed) for rate in (0.1, 0.2, 0.3) for seed in (1, 2)]
+    of_data = {"data": "digits", "partition": "dirichlet:5"}  # that are not drawn
+    runs = [planned("fedavg", SETTINGS | {"lr": rate}, seed, f"{rate} {seed}", **of_data) for rate, seed in of_rates]
+    runs.append(planned("fedavg", SETTINGS, 1, "fewer", **of_data, participation=0.3))  # which is another cohort
+    play_all(runs, tmp_path)
+    assert sorted(drawn) == [(1, 1), (1, 1), (1, 2), (1, 2), (2, 1), (2, 2)]
+    assert len(scaled) == 2 and len(set(scaled)) == 1  # the inputs of both seeds, which are the same
+
+
+def test_sums_of_several_types_are_told_apart() -> None:
+    class Asking:
+        ask: Any = None
+        seconds = 0.0
+        found: bool | None = None
+
+        def answer(self, found: bool) -> None:
+            self.found = found
+
+    clients, nan, infinite = torch.arange(3), float("nan"), float("inf")
+    sums = [[(1.0, "64"), (2.0, "32")], [(nan, "32"), (1.0, "64")], [], [(3.0, "32"), (infinite, "64")], [(4.0, "32")]]
+    seats = [Asking() for _ in sums]
+    finite, not_finite = (Finiteness([torch.tensor([[value]])]) for value in (1.0, nan))
+    for seat, own in zip(seats, sums, strict=True):
+        values = tuple(torch.tensor(value, dtype=getattr(torch, f"float{bits}")) for value, bits in own)
+        seat.ask = FiniteAsk(values, clients, (finite, not_finite))
+    meeting._LateAnswers(seats).give()  # type: ignore[arg-type]
+    assert [seat.found for seat in seats] == [True, False, True, False, True]
+    assert finite.known and not not_finite.known
 
 
 def test_runs_write_their_folders_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
