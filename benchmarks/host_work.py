@@ -34,7 +34,7 @@ from coterie.rows.host_copies import LateRead
 from coterie.runs import experiment, launch, rounds
 from coterie.runs.storage import RunFolder
 from coterie.runs.storage.checkpoints import Checkpoints
-from coterie.simulation import simulation
+from coterie.simulation import server_half, simulation
 from coterie.simulation.client_states import ClientStates
 from coterie.simulation.exchange import LocalExchange
 from coterie.simulation.processes import OneProcess
@@ -45,7 +45,7 @@ from coterie.studies.joint import Meeting, Seat, SeatedProcess
 PARTS: dict[str, Sequence[tuple[Any, str]]] = {
     "beginning of a run": [(launch, "begin")],
     "cohort": [(rounds.SimulatedRounds, "_cohort")],
-    "server's half": [(simulation, "play")],
+    "server's half": [(server_half, "play")],
     "request and reply": [(LocalExchange, "deliver"), (simulation.Request, "of")],
     "changed rows, until they count": [(ClientStates, "scatter"), (simulation.Simulation, "commit")],
     "whether all is finite": [(SeatedProcess, "are_finite"), (joint_engine, "_finite")],

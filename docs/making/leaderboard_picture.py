@@ -2,7 +2,8 @@
 
     python docs/making/leaderboard_picture.py
 
-writes anew what ``docs/leaderboard.md`` has from "In short" on, and what ``docs/choose_a_method.md`` has of it.
+writes anew what ``docs/leaderboard.md`` has from "In short" on, what ``docs/choose_a_method.md`` has of it, and where
+our own method stands in ``docs/own_method.md``.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from sample import INK, set_in_ink
 
 from coterie.results.figures import HeatMap, matplotlib_figure
 from coterie.runs.storage.atomic_files import write_text
-from coterie.studies.leaderboard import advice, page, record
+from coterie.studies.leaderboard import advice, one_method, page, record
 from coterie.studies.leaderboard.picture import FARTHEST, behind_the_best
 from coterie.studies.leaderboard.protocol import load
 
 RECORD = Path(__file__).resolve().parents[2] / "results" / "leaderboard.json"
 PAGE = Path(__file__).resolve().parents[1] / "leaderboard.md"
 CHOICE = PAGE.with_name("choose_a_method.md")
+OWN_RECORD, OWN = RECORD.with_name("own_method.json"), PAGE.with_name("own_method.md")
 BETWEEN = ("<!-- table: leaderboard -->\n", "<!-- table: end -->\n")
 MARK = "<!-- generated: leaderboard_picture -->"
 PLACE = "sample"
@@ -88,9 +90,21 @@ def write_pages() -> None:
     found = record.read([RECORD], load())
     written = PAGE.read_text(encoding="utf-8").partition("## In short\n")[0]
     write_text(PAGE, written + page.markdown(found, MARK))
-    (before, _, rest), (begins, ends) = CHOICE.read_text(encoding="utf-8").partition(BETWEEN[0]), BETWEEN
-    after = rest.partition(ends)[2]
-    write_text(CHOICE, f"{before}{begins}\n{advice.markdown(found)}\n\n{page.in_short(found)}\n\n{ends}{after}")
+    _replace(CHOICE, f"{advice.markdown(found)}\n\n{page.in_short(found)}")
+    _replace(OWN, own())
+
+
+def _replace(path: Path, text: str) -> None:
+    (before, _, rest), (begins, ends) = path.read_text(encoding="utf-8").partition(BETWEEN[0]), BETWEEN
+    write_text(path, f"{before}{begins}\n{text}\n\n{ends}{rest.partition(ends)[2]}")
+
+
+def own() -> str:
+    """Say where our own method stands among the others."""
+    found = record.read([RECORD, OWN_RECORD], load())
+    (method,) = {entry.method for entry in record.read([OWN_RECORD], load()).entries}
+    table = one_method.table(found, method).markdown().rstrip("\n")
+    return f"{one_method.sentence(found, method)}\n\n{table}"
 
 
 if __name__ == "__main__":

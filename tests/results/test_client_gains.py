@@ -25,7 +25,8 @@ def answered(path: Path, method: str, right: list[list[int]], seed: int = 1) -> 
     """A run whose two clients' samples were answered so; the scores that it recorded are others."""
     run = write_run(path, method, seed, clients=2, rounds=ROUNDS, models=("personal",), weights=False)
     answers = np.where(np.concatenate(right), 0.9, -0.6).astype(np.float32)
-    write_answers(path, ROUNDS, {"personal": (np.repeat(np.arange(2, dtype=np.int32), SAMPLES), answers)})
+    personal = np.repeat(np.arange(2, dtype=np.int32), SAMPLES), answers
+    write_answers(path, ROUNDS, {"test": {"personal": personal}})
     return Result(run.path)
 
 

@@ -14,6 +14,8 @@ from coterie.algorithms.batch import Net
 from coterie.errors import AlgorithmError, CoterieError
 from coterie.rows import ClientMatrix, Rows
 
+_MAPPINGS = (dict, Mapping)  # most are a dict, which is seen at once
+
 
 class calling:  # used as a function; a generator would take three times as long, in every round
     """Say with every failure of a method's own code whose it is, as in ``"FedAvg, round"``, and in which line.
@@ -56,7 +58,7 @@ def _named(sentence: str) -> AlgorithmError:
 
 def check_tensors(what: str, value: Any, kinds: tuple[type, ...] = (Tensor,)) -> None:
     """Refuse what is not a mapping of names to tensors, or to one of some kinds; ``what`` names it."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, _MAPPINGS):
         raise AlgorithmError(f"{what} must be a dict of tensors by name, but is a {type(value).__name__}")
     for name, tensor in value.items():
         if not isinstance(tensor, kinds):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,8 +138,8 @@ class Cohort:
             Weights that sum to one.
         """
         # On the host, where both are known: whoever looks at the shares need not wait for a GPU.
-        sizes = on_host(self.sizes)[on_host(clients)].double()
-        return on_device(sizes / sizes.sum(), self.sizes.device)
+        sizes = on_host(self.sizes).numpy()[on_host(clients).numpy()].astype(np.float64)
+        return on_device(torch.from_numpy(sizes / sizes.sum()), self.sizes.device)
 
     def among(self, clients: Tensor) -> Tensor:
         """Return the places of some clients within the cohort.

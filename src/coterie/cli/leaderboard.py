@@ -147,6 +147,10 @@ def show(
         ),
     ],
     protocol: ProtocolFile = None,
+    method: Annotated[
+        Optional[str],  # noqa: UP045 (typer reads it at run time)
+        typer.Option(metavar="NAME", help="Show one method only: setting by setting, beside the best of the others."),
+    ] = None,
     record: Annotated[
         Optional[Path],  # noqa: UP045 (typer reads it at run time)
         typer.Option(metavar="FILE", help="Write all of it as one record (.json).", rich_help_panel=RESULTS),
@@ -163,7 +167,7 @@ def show(
     for path in paths:
         if not path.exists():
             raise ConfigError(f"there is nothing at {str(path)!r}: give records and folders of entries")
-    from coterie.studies.leaderboard import page
+    from coterie.studies.leaderboard import one_method, page
     from coterie.studies.leaderboard import record as records
     from coterie.studies.leaderboard.protocol import OURS, load
 
@@ -176,6 +180,10 @@ def show(
         write_text(markdown, f"# Leaderboard\n\n{page.markdown(found)}")
     if not found.boards:
         out.print("Nothing has been played yet: `coterie leaderboard run` does it.", markup=False, highlight=False)
+        return
+    if method is not None:
+        out.print(one_method.table(found, method))
+        out.print(one_method.sentence(found, method), markup=False, highlight=False)
         return
     for place, settings in page.places(found).items():
         out.print(f"\n{place}", style="bold", markup=False, highlight=False)

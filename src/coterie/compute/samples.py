@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from coterie.memory import gpu_memory
 from coterie.rows.placement import Keep
 
 Split = Literal["train", "validation", "test"]
+Once = Callable[[Hashable, Callable[[], Any]], Any]
+"""Makes something that a key decides and that nobody changes, or gives what was made before."""
 
 _FLOAT_LIMIT = 2**28  # bytes: images that fit in this as floats are normalised once, larger sets stay uint8
 _DEVICE_PART = 0.5  # of a device's free memory that inputs may take; the rest is for models
@@ -84,12 +86,14 @@ class Samples:
         own: Sequence[Dataset] = (),
         keep: Keep = "auto",
         scratch: Path | None = None,
+        once: Once = lambda key, make: make(),
     ) -> Samples:
         """Put a shared-out data set where a device computes with it.
 
         ``own`` are, client by client, data sets with its own statistics. ``keep`` says where inputs lie: on the device,
         in the host's memory or in a file in the folder ``scratch``; ``auto`` is the device where it has room, else the
-        host, or the file that they came in.
+        host, or the file that they came in. ``once`` makes inputs that a key decides and that nobody changes, or gives
+        those that were made before.
         """
         is_bytes, words = dataset.x.dtype == torch.uint8, dataset.x.dtype == torch.int64
         if words and shares.noise is not None:
@@ -102,11 +106,19 @@ class Samples:
         place = _place(keep, dataset.x, torch.device(device), dataset.x.dtype if stay else dtype)
         scale, shift = _scaling(dataset, place, dtype)
         statistics_of = None
-        x = dataset.x.to(place)
-        if keep in ("device", "host") and is_mapped(x):
-            x = x.clone()
-        if dataset.fill and not own:
-            x = _filled(x, dataset)
+
+        def inputs() -> Tensor:
+            x = dataset.x.to(place)
+            if keep in ("device", "host") and is_mapped(x):
+                x = x.clone()
+            if dataset.fill and not own:
+                x = _filled(x, dataset)
+            # Not in place: a data set that is float32 already on this device may share the caller's memory.
+            return x if own or stay else x.to(dtype) * scale + shift
+
+        # Runs that differ by how samples are shared out have the same inputs.
+        same = "inputs", id(dataset.x), dataset.mean, dataset.std, dataset.fill, place, dtype, keep, stay, not own
+        x = inputs() if fixed else once(same, lambda: (dataset.x, inputs()))[1]  # what the key names is held with it
         if own and stay:
             statistics_of = _owner_of_each(len(x), shares, place)
             scale, shift = (
@@ -114,9 +126,6 @@ class Samples:
             )
         elif own:
             x = _scaled_by_owners(x, shares, own, dtype)
-        elif not stay:
-            # Not in place: a data set that is float32 already on this device may share the caller's memory.
-            x = x.to(dtype) * scale + shift
         if fixed and shares.noise is not None:
             _add_fixed_noise(x, shares, seed)
         if keep == "disk" and not is_mapped(x):

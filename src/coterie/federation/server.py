@@ -31,7 +31,6 @@ from coterie.runs.model_inputs import INPUTS, describe_inputs
 from coterie.runs.records import Recorder
 from coterie.runs.rounds import draw_cohort, due
 from coterie.runs.storage import Checkpoint, RunFolder, as_restored
-from coterie.runs.storage.answers import write_answers
 from coterie.runs.storage.events import Event, EventLog, Listener
 from coterie.simulation.scoring import Scorer
 from coterie.tracking import TrackerObserver, TrackerWarning, make_all
@@ -132,15 +131,17 @@ class FederatedRounds:
     def _end(self) -> float | None:
         self.remote.evaluate_now()
         mean = self._record_evaluation()
-        for split, models in self.remote.answers.items():
-            columns = {
+        found = {
+            split: {
                 model: (
                     np.concatenate([np.full(len(told[client]), client, np.int32) for client in sorted(told)]),
                     np.concatenate([told[client].numpy() for client in sorted(told)]),
                 )
                 for model, told in models.items()
             }
-            write_answers(self.folder.path, self.config.rounds, columns, split)
+            for split, models in self.remote.answers.items()
+        }
+        self.folder.record_answers(self.config.rounds, found)
         self.tell(self.config.rounds)
         self.folder.flush()
         return mean

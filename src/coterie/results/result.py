@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from coterie.errors import ConfigError, RunFolderError
@@ -26,7 +28,7 @@ from coterie.runs.storage import (
 )
 from coterie.runs.storage.answers import read_answers
 from coterie.runs.storage.metric_columns import MetricColumns
-from coterie.runs.storage.run_files import SHARES, read_client_names
+from coterie.runs.storage.run_files import SHARES, read_client_names, read_clients_by_role
 from coterie.tables import Table
 
 if TYPE_CHECKING:
@@ -340,6 +342,14 @@ class Result:
         return MetricsLog(self._path).columns() if known is None else MetricColumns.of_frame(known)
 
     @cached_property
+    def _attackers(self) -> npt.NDArray[np.integer[Any]]:
+        shares: pd.DataFrame | None = self.__dict__.get("shares")
+        if shares is None:
+            return read_clients_by_role(self._path, "attacker")
+        found: npt.NDArray[np.integer[Any]] = shares["client"].to_numpy()[(shares["role"] == "attacker").to_numpy()]
+        return found
+
+    @cached_property
     def _summary(self) -> dict[str, Any] | None:
         return read_summary(self._path)
 
@@ -350,6 +360,11 @@ class Result:
         if not self.finished:
             return f"<p>{html.escape(repr(self))}</p>"
         return self.table().html()
+
+
+def attackers_of(result: Result) -> npt.NDArray[np.integer[Any]]:
+    """Give the clients that attack in a run; read once."""
+    return result._attackers
 
 
 def columns_of(result: Result) -> MetricColumns:

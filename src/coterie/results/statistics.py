@@ -13,7 +13,7 @@ from coterie import evaluation
 from coterie.config import fields as config_fields
 from coterie.errors import ConfigError
 from coterie.evaluation import OverSeeds, PairedTest
-from coterie.results.result import Result, columns_of
+from coterie.results.result import Result, attackers_of, columns_of
 
 At = Literal["final", "best", "best_oracle"]
 """The last round, the best on validation data, or the best on test data."""
@@ -107,9 +107,7 @@ def client_scores(result: Result, model: str = "personal", at: At | int = "final
     found = {"round": at} if isinstance(at, int) else _model_at(result, model, at)
     of_model = columns_of(result).where(model=model, split="test", metric=result.summary["metric"])
     counted = of_model.after(found.get("round", int(of_model.round.max())))
-    shares = result.shares
-    attack = np.isin(counted.client, shares["client"].to_numpy()[(shares["role"] == "attacker").to_numpy()])
-    counted = counted.only(~attack)
+    counted = counted.only(~np.isin(counted.client, attackers_of(result)))
     return pd.Series(counted.value, index=pd.Index(counted.client, name="client"), name="value")
 
 

@@ -44,7 +44,8 @@ def column_blocks(rows: Tensor, clients: int | None = None) -> Iterator[Tensor]:
         Views of consecutive columns.
     """
     width = max(256, _BLOCK_ELEMENTS // max(1, len(rows) if clients is None else clients))
-    yield from rows.split(width, dim=1)
+    whole = not isinstance(rows, ClientMatrix) and rows.shape[1] <= width
+    yield from (rows,) if whole else rows.split(width, dim=1)
 
 
 def _dense(rows: Tensor) -> Tensor | None:
@@ -352,6 +353,8 @@ def _mix(weights: Tensor, rows: Tensor, many: bool) -> Tensor:
     weights = weights.to(rows.dtype)
     if plain is not None:
         return weights @ plain
+    if not isinstance(rows, ClientMatrix):
+        return weights @ rows
     out: Tensor | None = None
     for begin, block in row_blocks(rows):
         part = weights[..., begin : begin + len(block)] @ block

@@ -70,10 +70,14 @@ def switches() -> Switches:
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, kernels.is_coarse()
 
 
-def switch_to(wanted: Switches) -> None:
-    """Set the switches, as for another thread's turn: they are the process's and not a thread's."""
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = wanted[:2]
-    kernels.set_coarse(wanted[2])
+def switch(now: Switches, wanted: Switches) -> None:
+    """Set those switches that are not as wanted, as for another thread's turn: they are the process's."""
+    if now[0] != wanted[0]:
+        torch.backends.cuda.matmul.allow_tf32 = wanted[0]
+    if now[1] != wanted[1]:
+        torch.backends.cudnn.allow_tf32 = wanted[1]
+    if now[2] != wanted[2]:
+        kernels.set_coarse(wanted[2])
 
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -92,10 +96,10 @@ class rounded:  # used as a function; it is opened several times a round
 
     def __enter__(self) -> None:
         self._before = switches()
-        switch_to(self._wanted)
+        switch(self._before, self._wanted)
 
     def __exit__(self, *failed: object) -> None:
-        switch_to(self._before)
+        switch(switches(), self._before)
 
 
 def split(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -109,7 +109,7 @@ def assemble(
     scratch = scratch_folder(config.scratch, run)
     if config.keep_samples == "disk":
         population = once(("samples on disk", world), partial(population.on_disk, scratch))
-    build = partial(make_engine, config, population, device, choices, processes.hold, scratch)
+    build = partial(make_engine, config, population, device, choices, processes.hold, scratch, once)
     engine = processes.together(lambda: once(("engine", world, chosen), build))
 
     def fresh(client: int) -> Tensor:

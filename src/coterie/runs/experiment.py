@@ -14,7 +14,7 @@ import torch
 from coterie import signals
 from coterie.config import ExperimentConfig
 from coterie.errors import CheckpointError, ConfigError, Interrupted, RunFolderError
-from coterie.rows import Rows
+from coterie.rows import Rows, nbytes
 from coterie.runs.builder import Assembly
 from coterie.runs.rounds import Rounds
 from coterie.runs.storage import Checkpoint, RunFolder, as_restored
@@ -52,7 +52,8 @@ class Experiment:
         self.completed = self._checkpointed = 0
         self._closing = False
         self._stopped_by: int | None = None
-        folder.checkpoints.timed_by(self.processes.clock)
+        held = nbytes(self.simulation.server) + nbytes(self.simulation.clients.rows)
+        folder.checkpoints.timed_by(self.processes.clock, held)
         self.processes.stops_by(lambda: self._stopped_by is not None and self.rounds.in_round)
 
     @property

@@ -17,7 +17,7 @@ from coterie.runs.model_inputs import INPUTS, describe_inputs
 from coterie.runs.own_code import own_code, stored_config
 from coterie.runs.rounds import SimulatedRounds
 from coterie.runs.storage import RunFolder, read_config
-from coterie.runs.storage.run_files import shares_table
+from coterie.runs.storage.run_files import shares_file
 from coterie.runs.storage.run_folder import CHOICES
 from coterie.simulation.processes import ONE_PROCESS, OneProcess
 from coterie.simulation.sharded import ShardedProcesses
@@ -152,7 +152,7 @@ def _refuse_finished(folder: RunFolder) -> None:
 def _write_beginning(folder: RunFolder, parts: Assembly, choices: dict[str, Any]) -> None:
     # Runs that play together have one population, which is held as long as they play.
     population, once = parts.population, parts.simulation.processes.once
-    shares = once(("shares", id(population)), lambda: shares_table(population.holdings()))
+    shares = once(("shares", id(population)), lambda: shares_file(population.holdings()))
     inputs = once(("inputs", id(population)), lambda: describe_inputs(population))
     folder.write_beginning(shares, {INPUTS: inputs, CHOICES: choices})
 

@@ -17,7 +17,7 @@ from coterie.compute.batched import BatchedEngine
 from coterie.compute.class_weights import ClassWeights, balanced
 from coterie.compute.engine import Engine
 from coterie.compute.loop import LoopEngine
-from coterie.compute.samples import Samples
+from coterie.compute.samples import Once, Samples
 from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.errors import ConfigError, CoterieError, ModelError
@@ -37,11 +37,12 @@ def make_engine(
     choices: Mapping[str, Any] | None = None,
     hold: Callable[[Samples], Samples] = lambda samples: samples,
     scratch: Path | None = None,
+    once: Once = lambda key, make: make(),
 ) -> Engine:
     """Put the samples on the device, build the model and the engine; ``choices`` are those of the same run before.
 
-    ``hold`` may put in place of samples the same ones that are held already. Samples that are kept on disk lie in the
-    folder ``scratch``.
+    ``hold`` may put in place of samples the same ones that are held already, and ``once`` in place of their inputs.
+    Samples that are kept on disk lie in the folder ``scratch``.
     """
     choices = choices or {}
     dataset, dtype = population.dataset, getattr(torch, config.dtype)
@@ -65,8 +66,10 @@ def make_engine(
         )
     labels = _poisoned(config, population) if len(population.roles.attackers) else None
     where = {"device": device, "dtype": dtype, "keep": config.keep_samples, "scratch": scratch}
-    samples = Samples.of(dataset, population.shares, seed=config.seed, **where, labels=labels, own=population.own)
-    samples = hold(samples)
+    made = Samples.of(
+        dataset, population.shares, seed=config.seed, **where, labels=labels, own=population.own, once=once
+    )
+    samples = hold(made)
     if config.class_weights is not None:
         values = _class_weights(config, population, samples).to(device=device, dtype=dtype)
         samples = replace(samples, class_weights=ClassWeights.of(values, samples))

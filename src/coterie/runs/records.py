@@ -16,7 +16,7 @@ from coterie.errors import AlgorithmError, CoterieWarning
 from coterie.evaluation import summarise_matrix
 from coterie.runs.builder import Assembly
 from coterie.runs.storage import EVERYONE, RunFolder
-from coterie.runs.storage.answers import Answers, write_answers
+from coterie.runs.storage.answers import Answers
 from coterie.simulation.accuracy_matrix import Matrix
 from coterie.simulation.scoring import Score, on_host
 
@@ -61,12 +61,10 @@ class Recorder:
         found: dict[str, Answers] = {}
         for score in map(on_host, scores):
             if score.answers is not None:
-                sizes = self._sizes[score.split][score.clients]
-                owner = torch.repeat_interleave(score.clients, sizes)
-                own = owner.int().numpy(), score.answers.cpu().numpy()
-                found.setdefault(score.split, {})[score.model] = own
-        for split, answers in found.items():
-            write_answers(self.folder.path, round_number, answers, split)
+                sizes = self._sizes[score.split][score.clients].numpy()
+                owner = np.repeat(score.clients.numpy().astype(np.int32), sizes)
+                found.setdefault(score.split, {})[score.model] = owner, score.answers.cpu().numpy()
+        self.folder.record_answers(round_number, found)
 
     def _warn_of_fewer(self, score: Score, has: Mask, keep: Mask) -> None:
         count, defined = int(has.sum()), int(keep.sum())

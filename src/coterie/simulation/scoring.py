@@ -60,6 +60,12 @@ class _Group:
 
     @cached_property
     def targets(self) -> Targets:
+        # Runs of one engine that evaluate the same clients have one of them, which holds what its key names.
+        samples, once = self._simulation.engine.samples, self._simulation.processes.once
+        key = "targets", id(samples), id(self.clients), self._splits
+        return once(key, lambda: (samples, self.clients, self._collected()))[2]
+
+    def _collected(self) -> Targets:
         engine, mine = self._simulation.engine, self._simulation.processes.mine(self.clients)
         splits = tuple(split for split in self._splits if bool(engine.sizes[split][self.clients].any()))
         here = tuple(split for split in splits if bool(engine.sizes[split][mine].any()))

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor, int64, ones_like
 
-from coterie.algorithms.base import Algorithm, Ask, Cohort, Info, Message, Replies, Start, State, Weights
-from coterie.algorithms.contract import calling, check_pair, check_rows, check_same, check_tensors
+from coterie.algorithms.base import Algorithm, Ask, Cohort, Info, Message, Replies, Start, State
+from coterie.algorithms.contract import calling, check_rows
 from coterie.algorithms.local_part import LOCAL_PART, LocalPart, partly_local
 from coterie.algorithms.running_statistics import STATISTICS, WithStatistics, with_statistics
 from coterie.compute.engine import Call, Engine
-from coterie.errors import AlgorithmError
 from coterie.models.own_buffers import probe_inputs
 from coterie.rows import Rows, look_at_rows, nbytes
 from coterie.rows.placement import Keep
@@ -38,11 +36,11 @@ from coterie.simulation.exchange import (
     Request,
     Traffic,
     new_numbers,
-    play,
     refuse_infinite_server,
 )
 from coterie.simulation.privacy import Protection
 from coterie.simulation.processes import ONE_PROCESS, OneProcess
+from coterie.simulation.server_half import begin, initial, play_half, play_last_message
 
 _BLOCK_ELEMENTS = 2**26  # of the personal models that are evaluated at once
 
@@ -127,7 +125,7 @@ class Simulation:
         own = fresh or (lambda client: row.clone())
         start = Start(row, len(sizes), engine.net, sizes, engine.seed, own, probe, members)
         self.placement = processes.placement(keep, row.device, scratch)
-        self.server, rows = self.placement.place(*_initial(algorithm, start), len(sizes))
+        self.server, rows = self.placement.place(*initial(algorithm, start), len(sizes))
         self.clients = ClientStates(rows)
         self.exchange: Exchange = processes.connect(
             LocalExchange(algorithm.title, engine, self.tasks, self.clients, self.placement)
@@ -208,7 +206,7 @@ class Simulation:
 
         before = self.clients.rows
         try:
-            server, _ = play(self._script("welcome", cohort), noted, f"{self.algorithm.title}, welcome")
+            server, _ = play_half(self.algorithm, "welcome", self.server, cohort, noted)
         except NoReplies:
             self.clients.rows = before
             return None
@@ -302,7 +300,7 @@ class Simulation:
     def asks_to_personalise(self, clients: Tensor) -> bool:
         """Say whether clients compute something on their samples before they have personal models."""
         try:
-            next(self._script("personalise", self.cohort(clients, self.round)))
+            next(begin(self.algorithm, "personalise", self.server, self.cohort(clients, self.round)))
         except StopIteration:
             return False
         return True
@@ -373,29 +371,11 @@ class Simulation:
                 self.server, _ = self._played(cohort, "adapt", "round" if extra else "welcome")
             return self._personal(clients, round_number, "adapt personalise")
 
-    def _script(self, half: str, cohort: Cohort) -> Generator[Ask, Replies, Any]:
-        with calling(f"{self.algorithm.title}, {half}"):
-            script: Generator[Ask, Replies, Any] = getattr(self.algorithm, half)(self.server, cohort)
-            return script
-
     def _played(self, cohort: Cohort, purpose: str, half: str = "round") -> tuple[State, Info]:
-        """Play the server's half of a round, and see that the next one can go on with what it returns."""
-        whose = f"{self.algorithm.title}, {half}"
-        both: tuple[State, Info] = play(self._script(half, cohort), self._asks(cohort, purpose), whose)
-        with calling(whose):
-            check_pair("it", both, "the server's state and what to record")
-            check_same("the server's state", both[0], self.server)
-            check_tensors("what to record", both[1], (Tensor, Weights))
-        return both
+        return play_half(self.algorithm, half, self.server, cohort, self._asks(cohort, purpose))
 
     def _last_message(self, cohort: Cohort, purpose: str) -> Message:
-        whose = f"{self.algorithm.title}, personalise"
-        message = play(self._script("personalise", cohort), self._asks(cohort, purpose), whose)
-        with calling(whose):
-            if not isinstance(message, Message):
-                raise AlgorithmError(f"it must return a Message, but returns a {type(message).__name__}")
-            check_rows("the message", message.each, len(cohort.clients))
-        return message
+        return play_last_message(self.algorithm, self.server, cohort, self._asks(cohort, purpose))
 
     def _personal(self, clients: Tensor, round_number: int, purpose: str, briefly: bool = False) -> Rows:
         message = self._last_message(self.cohort(clients, round_number), purpose)
@@ -411,12 +391,3 @@ class Simulation:
             return dict(made.items())  # what it takes from the state is read here, where a failure is everybody's
 
         return self.processes.together(make)
-
-
-def _initial(algorithm: Algorithm, start: Start) -> tuple[State, Rows]:
-    with calling(f"{algorithm.title}, init"):
-        both = algorithm.init(start)
-        check_pair("it", both, "the server's state and the clients'")
-        check_tensors("the server's state", both[0])
-        check_rows("the clients' state", both[1], start.clients)
-    return both

@@ -169,6 +169,20 @@ def test_by_default_checkpoints_take_a_fiftieth_of_the_time(tmp_path: Path, monk
     assert store.due
 
 
+def test_the_first_checkpoint_of_a_large_state_is_guessed_to_take_a_while(tmp_path: Path) -> None:
+    now = 100.0
+    store = Checkpoints(tmp_path, RUN)
+    store.timed_by(lambda: now, 200_000_000)  # a fifth of a second, and so after 9.8
+    now = 109.7
+    assert not store.due
+    assert store.affordable  # whoever asks for them after so many rounds gets them
+    now = 109.9
+    assert store.due
+    store.save(1, {"w": torch.zeros(4)}, {})
+    now = 111.0  # it took no time
+    assert store.due
+
+
 # As in tests/test_memory.py: the peak of a process of its own, here before and after a state of 128 MB is written and
 # read, with rows on disk.
 PROGRAM = """

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from coterie.cli.app import app
-from coterie.errors import ConfigError, RunFolderError
+from coterie.errors import ConfigError, RunFolderError, UnknownName
 from coterie.results import Result, gains
 from coterie.studies.comparison import ComparisonPlan
-from coterie.studies.leaderboard import advice, page, record
+from coterie.studies.leaderboard import advice, one_method, page, record, wording
 from coterie.studies.leaderboard.board import harm_of
 from coterie.studies.leaderboard.picture import behind_the_best
 from coterie.studies.leaderboard.playing import _tuned_first, play, read_entries
@@ -178,6 +178,26 @@ def test_a_method_from_a_file_stands_beside_those_of_a_record(folder: Path, rule
         "| where you are | try | why |\n|---|---|---|\n| Dirichlet; 4 clients (Digits) |"
     )
     assert row in advice.markdown(found)
+
+
+def test_one_method_is_shown_beside_the_best_of_the_others(folder: Path, rules: LeaderboardProtocol) -> None:
+    found = record.read([folder / "kept"], rules)
+    board = found.boards["digits-dir-all"]
+    for placing in board.placings:
+        (row,) = one_method.table(found, placing.entry.method).rows
+        best = next(each for each in board.placings if each is not placing)
+        beaten = [found.methods[name] for name in placing.beaten_by]
+        harm = "–" if placing.harm is None else f"{sum(placing.harm.harmed)}/8"  # four clients, two seeds
+        assert row.cells[1].startswith(percent(placing.mean.mean)) and row.cells[0] == "digits-dir-all"
+        assert row.cells[2].startswith(f"{best.entry.title} {percent(best.mean.mean)}")
+        assert row.cells[3:] == (f"{placing.rank:g} of 3", wording.listed(beaten) if beaten else "nobody", harm)
+        said = one_method.sentence(found, placing.entry.method)
+        assert said.startswith(f"{placing.entry.title} is unbeaten in {int(not beaten)} of 1 settings")
+    words = ["leaderboard", "show", str(folder / "kept"), "--protocol", str(folder / "small.yaml"), "--method"]
+    shown = CliRunner().invoke(app, [*words, "fedavg"])
+    assert shown.exit_code == 0 and "FedAvg is unbeaten in" in shown.output, shown.output
+    wrong = CliRunner().invoke(app, [*words, "fedavgg"])
+    assert isinstance(wrong.exception, UnknownName) and "'fedavgg'" in str(wrong.exception)
 
 
 def test_the_picture_has_every_method_and_setting(folder: Path, rules: LeaderboardProtocol) -> None:

@@ -39,8 +39,8 @@ def mean(rows: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     clients = _count(rows)
     wide = torch.ones(clients, dtype=torch.float64) if weights is None else weights.double()
-    known = on_host(wide)
-    if known.shape != (clients,) or not bool((known >= 0).all()) or not float(known.sum()) > 0:
+    known = on_host(wide).numpy()
+    if known.shape != (clients,) or not (known >= 0).all() or not known.sum() > 0:
         raise ConfigError(
             f"weights must be {clients} numbers of at least 0 with a positive sum, but are {wide.tolist()}"
         )

@@ -129,7 +129,7 @@ class _FederatedRuns(BatchedEngine):
             "class_counts": self.samples.class_counts[clients],
             "key": to_device(self.key("task", on_host(clients), call), self.device),
         }
-        counts = [len(ask.clients) for ask in asks]
+        counts = [ask.clients.shape[0] for ask in asks]
         split = {name: value.split(counts) for name, value in whole.items()}
         return tuple(
             ClientContext(
@@ -166,24 +166,26 @@ class JointEngine:
     def run(self, asks: Sequence[TaskAsk]) -> list[TaskAnswer]:
         """Run tasks of one :func:`~coterie.compute.joint.tasks.signature`, of different runs in increasing order."""
         device = self._all.device
-        numbers = [on_host(ask.clients) + self._firsts[ask.run] for ask in asks]
-        clients = on_device(torch.cat(numbers), device)
+        numbers = [on_host(ask.clients).numpy() + self._firsts[ask.run] for ask in asks]
+        clients = on_device(torch.from_numpy(np.concatenate(numbers)), device)
         call = JointCall(0, asks=tuple(asks))
         contexts = self._all.contexts(asks, clients, call)
         works = []
         for ask, context in zip(asks, contexts, strict=True):
             works.append(ask.task.start(context, ask.state, ask.message))
-            check_rows("what start gives", works[-1], len(ask.clients))
+            check_rows("what start gives", works[-1], ask.clients.shape[0])
         answers: dict[int, tuple[Rows, Rows]] = {}
         together = list[tuple[Tensor, Sequence[Tensor]]]()
         groups = _alike(works)
         for places in groups:
             some = [asks[place] for place in places]
-            counts = [len(ask.clients) for ask in some]
+            counts = [ask.clients.shape[0] for ask in some]
             task = self._joint_task([ask.task for ask in some])
             work = {name: torch.cat([works[place][name] for place in places]) for name in works[places[0]]}
             work |= task.columns(counts, device)
-            mine = clients if len(groups) == 1 else on_device(torch.cat([numbers[place] for place in places]), device)
+            mine = clients
+            if len(groups) > 1:
+                mine = on_device(torch.from_numpy(np.concatenate([numbers[place] for place in places])), device)
             own = tuple(contexts[place] for place in places)
             done, _ = self._all.run(task, mine, work, {}, JointCall(0, asks=tuple(some), contexts=own))
             pieces = {name: value.split(counts) for name, value in done.items()}

@@ -114,7 +114,7 @@ class Backend(abc.ABC):
         return None
 
     def gather_to_host(self, index: Tensor) -> Tensor:
-        """Copy some rows, named by a tensor on the host, to the host: what a checkpoint reads."""
+        """Give some rows, named by a tensor on the host, on the host, not to be changed: what a checkpoint reads."""
         return self.gather(RowIndex.from_host(index, self.device)).cpu()
 
     def write_from_host(self, index: Tensor, values: Tensor) -> None:

@@ -8,6 +8,8 @@ that was predicted, with a minus sign if that was wrong; NaN if the model gave n
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.atomic_files import replacing
+from coterie.runs.storage.atomic_files import replace_all, replacing
 
 ANSWERS = {"test": "answers.parquet", "validation": "validation_answers.parquet"}
 """The files that say how each sample of a split was answered after the last round."""
@@ -26,8 +28,12 @@ Answers = dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]
 """For each model the client and the answer of every sample."""
 
 
-def write_answers(path: Path, round_number: int, found: Answers, split: str = "test") -> None:
-    """Write the answers to the samples of a split."""
+def write_answers(path: Path, round_number: int, found: Mapping[str, Answers]) -> None:
+    """Write the answers to the samples of some splits."""
+    replace_all(path, [(ANSWERS[split], partial(_draft, round_number, answers)) for split, answers in found.items()])
+
+
+def _draft(round_number: int, found: Answers, draft: Path) -> None:
     clients, answers = zip(*found.values(), strict=True)
     sizes = [len(each) for each in answers]
     which = pa.array(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
@@ -37,10 +43,9 @@ def write_answers(path: Path, round_number: int, found: Answers, split: str = "t
         "client": pa.array(np.concatenate(clients)),
         "answer": pa.array(np.concatenate(answers)),
     }
-    with replacing(path / ANSWERS[split]) as draft:
-        # Answers hardly repeat: a dictionary of them would make the file half as large again, and take longer.
-        repeated = [name for name in columns if name != "answer"]
-        pq.write_table(pa.table(columns), draft, compression="zstd", use_dictionary=repeated)
+    # Answers hardly repeat: a dictionary of them would make the file half as large again, and take longer.
+    repeated = [name for name in columns if name != "answer"]
+    pq.write_table(pa.table(columns), draft, compression="zstd", use_dictionary=repeated)
 
 
 def keep_answers(path: Path, round_number: int) -> None:

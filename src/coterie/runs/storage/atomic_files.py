@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.seals import BLANK, check_seal, seal
+from coterie.runs.storage import seals
+from coterie.runs.storage.seals import BLANK, check_seal
 
 _SEAL = "checksum"
 
@@ -85,20 +86,33 @@ def replacing(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-def replace_all(folder: Path, writers: Mapping[str, Callable[[Path], None]]) -> None:
+def replace_all(folder: Path, files: Iterable[tuple[str, bytes | Callable[[Path], None]]]) -> None:
     """Write several files of a folder, each in one step; the folder is forced to the disk once, after the last.
 
-    ``writers`` has, by each file's name, what writes its draft.
+    ``files`` are each one's name, and what it is to hold, or what writes its draft.
     """
-    if not writers:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, write in writers.items():
-        draft = _draft(folder / name)
-        write(draft)
-        sync(draft)
-        os.replace(draft, folder / name)
-    sync(folder)
+    path: Path | None = None
+    for name, content in files:
+        if path is None:
+            folder.mkdir(parents=True, exist_ok=True)
+        path = folder / name
+        draft = _draft(path)
+        if isinstance(content, bytes):
+            _write_synced(draft, content)
+        else:
+            content(draft)
+            sync(draft)
+        os.replace(draft, path)
+    if path is not None:
+        sync(folder)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb", buffering=0) as file:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
 
 
 def _draft(path: Path) -> Path:
@@ -106,8 +120,7 @@ def _draft(path: Path) -> Path:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    with replacing(path) as draft:
-        draft.write_bytes(content)
+    replace_all(path.parent, [(path.name, content)])
 
 
 def write_text(path: Path, text: str) -> None:
@@ -116,16 +129,14 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any], sealed: bool = False) -> None:
     """Write a JSON file for people and other programs; numbers that are not finite become ``null``."""
-    with replacing(path) as draft:
-        draft_json(value, draft, sealed)
+    write_bytes(path, json_bytes(value, sealed))
 
 
-def draft_json(value: Mapping[str, Any], draft: Path, sealed: bool = True) -> None:
-    """Write to a draft what :func:`write_json` writes."""
+def json_bytes(value: Mapping[str, Any], sealed: bool = True) -> bytes:
+    """Give what :func:`write_json` writes."""
     plain = {**_finite(value), **({_SEAL: BLANK} if sealed else {})}
-    draft.write_text(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    if sealed:
-        seal(draft)
+    content = (json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return seals.sealed(content) if sealed else content
 
 
 def read_json(path: Path) -> dict[str, Any]:

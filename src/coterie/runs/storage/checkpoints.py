@@ -51,6 +51,7 @@ _KEPT = 2
 _TENSORS = "state.safetensors"
 _RECORD = "checkpoint.json"
 _LARGE = 2**28  # bytes of a state whose checkpoints are spaced by the time that they take, however often they are due
+_BYTES_A_SECOND = 1e9  # that are written with their checksum, until it is known how many are
 _SECONDS = 1.0  # of work that is not worth a checkpoint of its own
 
 
@@ -121,10 +122,14 @@ class Checkpoints:
         self._large = False
         self.timed_by(time.monotonic)
 
-    def timed_by(self, clock: Callable[[], float]) -> None:
-        """Space checkpoints by this clock from now on: that of a run that plays with others stands while they play."""
+    def timed_by(self, clock: Callable[[], float], nbytes: int = 0) -> None:
+        """Space checkpoints by this clock from now on: that of a run that plays with others stands while they play.
+
+        ``nbytes`` is the size of a state, by which the time of the first one is guessed.
+        """
         self._clock = clock
-        self._took = (clock(), 0.0)  # when the last one was done, or this was called, and seconds that it took
+        # When the last one was done, or this was called, and seconds that it took, or the first one may take.
+        self._took = (clock(), nbytes / _BYTES_A_SECOND)
 
     def save(
         self,

@@ -7,7 +7,6 @@ stand for.
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from safetensors.numpy import load_file, save
 
 from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import replace_all
-from coterie.runs.storage.seals import BLANK, check_seal, seal
+from coterie.runs.storage.seals import BLANK, check_seal, sealed
 
 _FILE = re.compile(r"round-(\d+)\.safetensors")
 _BUFFER_BYTES = 2**26
@@ -74,8 +73,14 @@ class MatrixLog:
 
     def flush(self) -> None:
         """Put what was appended so far on the disk."""
-        writers = {self._file(number).name: partial(_write, entry) for number, entry in self._buffer.items()}
-        replace_all(self._folder, writers)
+        # One after the other; and not by ``save_file``: a full disk is no OSError there.
+        replace_all(
+            self._folder,
+            (
+                (self._file(number).name, sealed(save(entry, {"checksum": BLANK})))
+                for number, entry in self._buffer.items()
+            ),
+        )
         self._buffer = {}
 
     def cut(self, round_number: int) -> None:
@@ -122,8 +127,3 @@ class MatrixLog:
     def _stored(self) -> list[int]:
         found = self._folder.iterdir() if self._folder.is_dir() else iter(())
         return sorted(int(match[1]) for path in found if (match := _FILE.fullmatch(path.name)))
-
-
-def _write(entry: dict[str, npt.NDArray[np.generic]], draft: Path) -> None:
-    draft.write_bytes(save(entry, {"checksum": BLANK}))  # not ``save_file``: a full disk is no OSError there
-    seal(draft)

@@ -27,9 +27,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.atomic_files import replacing, sync
+from coterie.runs.storage.atomic_files import replacing, sync, write_bytes
 from coterie.runs.storage.metric_columns import NAMES, MetricColumns
-from coterie.runs.storage.seals import BLANK, check_seal, seal
+from coterie.runs.storage.seals import BLANK, check_seal, seal, sealed
 
 EVERYONE = -1
 """The client number of what belongs to no client in particular."""
@@ -37,7 +37,9 @@ EVERYONE = -1
 _SCHEMA = pa.schema(
     [("round", pa.int32()), ("client", pa.int32()), *((name, pa.string()) for name in NAMES), ("value", pa.float64())]
 )
+_EVERYONE = np.array([EVERYONE], dtype=np.int32)
 _GROUP_ROWS = 2**20  # rows of a group in the merged file: fixed, so that the file does not depend on the parts
+_SMALL_ROWS = 2**16  # of which a part is made in memory: a file would be opened several times
 _BUFFER_ROWS = 2**22  # about 50 MB
 _PART = re.compile(r"part-(\d+)\.parquet")
 
@@ -104,10 +106,12 @@ class MetricsLog:
                 f"values of shape {block.values.shape} do not go with clients of shape {block.clients.shape}: "
                 "there must be one value a client"
             )
+        if len(block.values):
+            self._add(block)
+
+    def _add(self, block: Block) -> None:
         if block.round < self._last_round:
             raise ValueError(f"round {block.round} comes after round {self._last_round}: rounds must not go backwards")
-        if not len(block.values):
-            return
         if block.round > self._last_round:
             self._latest = []
         self._last_round = block.round
@@ -120,7 +124,9 @@ class MetricsLog:
     def append_bytes(self, round_number: int, up: int, down: int) -> None:
         """Record the bytes that crossed the wire in a round, from and to all clients together."""
         for metric, count in (("bytes_up", up), ("bytes_down", down)):
-            self.append(round_number, "federation", "wire", metric, [count], [EVERYONE])
+            self._add(
+                Block(int(round_number), "federation", "wire", metric, _EVERYONE, np.array([count], dtype=np.float64))
+            )
 
     def flush(self) -> None:
         """Put what was appended so far on the disk, as a further part."""
@@ -128,8 +134,14 @@ class MetricsLog:
             return
         self._unmerge()
         numbers = [int(match[1]) for path in self._parts() if (match := _PART.fullmatch(path.name))]
-        with replacing(self._folder / f"part-{max(numbers, default=0) + 1:06d}.parquet") as draft:
-            _write([_table(self._buffer)], draft)
+        part = self._folder / f"part-{max(numbers, default=0) + 1:06d}.parquet"
+        if self._buffered <= _SMALL_ROWS:
+            content = pa.BufferOutputStream()
+            _write_tables([_table(self._buffer)], content)
+            write_bytes(part, sealed(content.getvalue().to_pybytes()))
+        else:
+            with replacing(part) as draft:
+                _write([_table(self._buffer)], draft)
         self._buffer, self._buffered = [], 0
 
     def cut(self, round_number: int) -> None:
@@ -226,10 +238,14 @@ def _table(blocks: Sequence[Block]) -> pa.Table:
 
 
 def _write(tables: Iterable[pa.Table], draft: Path) -> None:
-    with pq.ParquetWriter(draft, _SCHEMA.with_metadata({"checksum": BLANK}), compression="zstd") as writer:
+    _write_tables(tables, draft)
+    seal(draft)
+
+
+def _write_tables(tables: Iterable[pa.Table], where: Path | pa.BufferOutputStream) -> None:
+    with pq.ParquetWriter(where, _SCHEMA.with_metadata({"checksum": BLANK}), compression="zstd") as writer:
         for table in tables:
             writer.write_table(table, row_group_size=_GROUP_ROWS)
-    seal(draft)
 
 
 def _row_count(path: Path) -> int:

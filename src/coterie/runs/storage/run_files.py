@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 import yaml
@@ -17,7 +22,7 @@ from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import read_json, write_json
 from coterie.runs.storage.format_versions import check_format, stamp
 from coterie.runs.storage.matrix_log import MatrixLog
-from coterie.runs.storage.seals import BLANK, check_seal, seal
+from coterie.runs.storage.seals import BLANK, check_seal, sealed
 from coterie.yaml_file import read_plain_text
 
 CONFIG = "config.yaml"
@@ -86,29 +91,41 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     return read_json(file) if file.exists() else None
 
 
-def shares_table(shares: pd.DataFrame) -> pa.Table:
-    """Give what each client of a run holds as the table that is written."""
-    table = pa.Table.from_pandas(shares, preserve_index=False)
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), "checksum": BLANK})
-
-
-def write_shares(shares: pa.Table, draft: Path) -> None:
-    """Write what each client of a run holds to a draft."""
-    pq.write_table(shares, draft)
-    seal(draft)
+def shares_file(shares: pd.DataFrame) -> bytes:
+    """Give the file that says what each client of a run holds."""
+    table, content = pa.Table.from_pandas(shares, preserve_index=False), pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), "checksum": BLANK}), content)
+    return sealed(content.getvalue().to_pybytes())
 
 
 def read_shares(path: Path) -> pd.DataFrame:
     """Read what each client of a run holds; if that is not there, or damaged, it is a ``RunFolderError``."""
-    try:
+    with _read_from(path):
         check_seal(path / SHARES)
         # As a file object: a path with ``=`` in it would be taken for columns of the table.
         with (path / SHARES).open("rb") as file:
             return pd.read_parquet(file)
+
+
+@contextlib.contextmanager
+def _read_from(path: Path) -> Iterator[None]:
+    """Turn what keeps the shares of a run from being read into the sentence that the user reads."""
+    try:
+        yield
     except FileNotFoundError:
         raise RunFolderError(f"{path} does not say what its clients hold: it has no {SHARES}") from None
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path / SHARES} is damaged ({error}): it must be a table that this run wrote") from error
+
+
+def read_clients_by_role(path: Path, role: str) -> npt.NDArray[np.integer[Any]]:
+    """Read which clients of a run have a role, and nothing else of what :func:`read_shares` reads."""
+    with _read_from(path):
+        check_seal(path / SHARES)
+        with (path / SHARES).open("rb") as file:
+            table = pq.ParquetFile(file).read(columns=["client", "role"])
+        found: npt.NDArray[np.integer[Any]] = table["client"].to_numpy()[pc.equal(table["role"], role).to_numpy()]
+        return found
 
 
 def read_client_names(path: Path) -> dict[int, str]:

@@ -37,20 +37,18 @@ import json
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pandas as pd
-import pyarrow as pa
 from torch import Tensor
 
 from coterie.errors import RunFolderError
-from coterie.runs.storage.answers import keep_answers
+from coterie.runs.storage.answers import Answers, keep_answers, write_answers
 from coterie.runs.storage.atomic_files import (
-    draft_json,
     is_draft,
+    json_bytes,
     read_json,
     remove_drafts,
     replace_all,
@@ -75,9 +73,8 @@ from coterie.runs.storage.run_files import (
     read_beginning,
     read_config,
     read_summary,
-    shares_table,
+    shares_file,
     write_about,
-    write_shares,
 )
 from coterie.runs.storage.timings_log import TimingsLog
 from coterie.user_code import Copies
@@ -128,6 +125,7 @@ class RunFolder:
         self.timings = TimingsLog(path / "timings.jsonl")
         self.collaboration_weights = collaboration_weights_log(path)
         self.accuracy_matrices = accuracy_matrix_log(path)
+        self._answers: tuple[int, Mapping[str, Answers]] | None = None
         self._use(config)
         self._release = (lambda: None) if lock is None else weakref.finalize(self, os.close, lock)
 
@@ -217,14 +215,14 @@ class RunFolder:
             if summary is not None and summary["rounds"] < self._config["rounds"]:
                 (self.path / SUMMARY).unlink()
 
-    def write_beginning(self, shares: pa.Table, facts: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write what each client holds (:func:`~coterie.runs.storage.run_files.shares_table`), and files of facts.
+    def write_beginning(self, shares: bytes, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write what each client holds (:func:`~coterie.runs.storage.run_files.shares_file`), and files of facts.
 
         ``facts`` are by file, of plain JSON types. The folder is forced to the disk once for all of them.
         """
-        writers = {name: partial(draft_json, value) for name, value in facts.items()}
+        files = ((name, json_bytes(value)) for name, value in facts.items())
         with _reported(self.path):
-            replace_all(self.path, {SHARES: partial(write_shares, shares), **writers})
+            replace_all(self.path, [(SHARES, shares), *files])
 
     def write_choices(self, choices: Mapping[str, Any]) -> None:
         """Write what the engine chose by measuring, of plain JSON types."""
@@ -237,16 +235,23 @@ class RunFolder:
 
     def write_shares(self, shares: pd.DataFrame) -> None:
         """Write what each client holds, a row for each."""
-        self.write_beginning(shares_table(shares), {})
+        self.write_beginning(shares_file(shares), {})
 
     def write_client_names(self, names: Sequence[str]) -> None:
         """Write the clients' names, in the order of their numbers, where there are no shares that have them."""
         with _reported(self.path):
             write_json(self.path / CLIENT_NAMES, {"names": list(names)})
 
+    def record_answers(self, round_number: int, found: Mapping[str, Answers]) -> None:
+        """Record how each sample of some splits was answered after a round that is the last one."""
+        self._answers = (round_number, found) if found else None
+
     def flush(self) -> None:
         """Put everything recorded so far on the disk."""
         with _reported(self.path):
+            if self._answers is not None:
+                write_answers(self.path, *self._answers)
+                self._answers = None
             self.metrics.flush()
             self.collaboration_weights.flush()
             self.accuracy_matrices.flush()
@@ -268,6 +273,7 @@ class RunFolder:
         """Drop everything recorded after a round (-1: all), and the summary: the run goes on from there."""
         with _reported(self.path):
             (self.path / SUMMARY).unlink(missing_ok=True)
+            self._answers = None
             self.metrics.cut(round_number)
             self.collaboration_weights.cut(round_number)
             self.accuracy_matrices.cut(round_number)

@@ -24,6 +24,14 @@ BLANK = (_MARK + b"0" * _DIGITS).decode()
 _BLOCK = 2**22
 
 
+def sealed(content: bytes) -> bytes:
+    """Give what a file is to hold with its checksum in its blank."""
+    begin = content.rfind(BLANK.encode()) + len(_MARK)
+    if begin < len(_MARK):
+        raise ValueError("there is no blank for a seal")
+    return b"".join((content[:begin], _digest(content, begin).encode(), content[begin + _DIGITS :]))
+
+
 def seal(path: Path) -> None:
     """Put the checksum of a file into its blank; whoever forces the file to the disk does so afterwards."""
     with path.open("r+b") as file, _content(file) as content:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -41,6 +42,7 @@ _CODES = {
 }
 _TYPES = {code: dtype for dtype, code in _CODES.items()}
 _LENGTH = struct.Struct("<Q")
+_SMALL = 2**24  # bytes that are written before a thread would be of use
 _LONGEST = 2**27  # bytes of a header: more is not one
 
 
@@ -100,19 +102,32 @@ def write(path: Path, entries: Mapping[str, TensorToWrite], notes: Mapping[str, 
         at += entry.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    pieces = (_bytes(block.contiguous()) for name in names for block in entries[name].blocks())
+    whole = itertools.chain([memoryview(_LENGTH.pack(len(text)) + text)], pieces)
+    return _LENGTH.size + len(text) + at, (_written if at <= _SMALL else _written_beside)(path, whole)
+
+
+def _written(path: Path, pieces: Iterable[memoryview]) -> str:
+    """Write a file piece by piece, and give its checksum."""
     digest = hashlib.sha256()
-    # The checksum is taken of a block while the one before it is written.
+    with path.open("wb", buffering=0) as file:
+        for piece in pieces:
+            digest.update(piece)
+            _write_all(file, piece)
+    return digest.hexdigest()
+
+
+def _written_beside(path: Path, pieces: Iterable[memoryview]) -> str:
+    """Do the same, with the checksum taken of a piece while the one before it is written, in a thread."""
+    digest, last = hashlib.sha256(), Future[None]()
+    last.set_result(None)
     with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1, "coterie-write") as writer:
-        digest.update(_LENGTH.pack(len(text)) + text)
-        last = writer.submit(_write_all, file, memoryview(_LENGTH.pack(len(text)) + text))
-        for name in names:
-            for block in entries[name].blocks():
-                piece = _bytes(block.contiguous())
-                digest.update(piece)
-                last.result()
-                last = writer.submit(_write_all, file, piece)
+        for piece in pieces:
+            digest.update(piece)
+            last.result()
+            last = writer.submit(_write_all, file, piece)
         last.result()
-    return _LENGTH.size + len(text) + at, digest.hexdigest()
+    return digest.hexdigest()
 
 
 def save_named(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:

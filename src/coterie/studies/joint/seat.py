@@ -110,6 +110,8 @@ class Seat:
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
+        # How products were rounded when the run went on, and when it came to ask for something.
+        self._found = self._left = matrix_units.switches()
         self._since: float | None = None
         self._beside: float | None = None
         self._thread = threading.Thread(target=self._play, daemon=True)
@@ -118,7 +120,7 @@ class Seat:
 
     def go_on(self) -> None:
         """Let the run go on until it asks for something or ends."""
-        switches = matrix_units.switches()
+        self._found = matrix_units.switches()
         self._since = time.perf_counter()
         if not self._thread.ident:
             self._thread.start()
@@ -126,7 +128,7 @@ class Seat:
         self._back.acquire()
         self.seconds += time.perf_counter() - self._since
         self._since = None
-        matrix_units.switch_to(switches)
+        matrix_units.switch(self._left, self._found)
 
     def answer(self, found: Any) -> None:
         """Answer what was asked; the run reads it when it goes on."""
@@ -140,11 +142,11 @@ class Seat:
 
     def wait_for(self, ask: AnyAsk) -> Any:
         """Ask for something, and give what it is answered with."""
-        switches = matrix_units.switches()
+        switches = self._left = matrix_units.switches()
         self.ask = ask
         self._back.release()
         self._go.acquire()
-        matrix_units.switch_to(switches)
+        matrix_units.switch(self._found, switches)
         answer, refusal, self._answer, self._refusal = self._answer, self._refusal, None, None
         if refusal is not None:
             raise refusal
@@ -153,6 +155,7 @@ class Seat:
     def go_beside(self, work: Callable[[], None]) -> None:
         """Do something that needs nothing of others and changes nothing of theirs, while they go on."""
         switches, ask = matrix_units.switches(), WriteAsk()
+        self._left = switches
         self.ask = ask
         self._back.release()
         failed: BaseException | None = None
@@ -165,7 +168,7 @@ class Seat:
             ask.seconds, self._beside = time.perf_counter() - began, None
         ask.done.set()
         self._go.acquire()
-        matrix_units.switch_to(switches)
+        matrix_units.switch(self._found, switches)
         if failed is not None:
             raise failed
 
@@ -183,6 +186,7 @@ class Seat:
         finally:
             self.ended = True
             self.engine = self.guest = None
+            self._left = matrix_units.switches()
             self._back.release()
 
 
