@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis  # noqa: F401  (before any command freezes what the garbage collector knows, by which it looks around)
 import pytest
 
 if os.environ.get("COTERIE_TEST_DEVICE", "cpu") == "cpu":
