@@ -18,7 +18,7 @@ import pytest
 import coterie
 from coterie.errors import ConfigError, CoterieWarning, DataError, PartitionError, RunFolderError
 from coterie.runs import launch
-from coterie.runs.storage import RunFolder
+from coterie.runs.storage import RunFolder, atomic_files
 from tests.small_runs import SMALL, config_of
 
 COMMAND = [sys.executable, "-W", "ignore", "-c", "from coterie.cli import main; main()"]
@@ -171,11 +171,11 @@ def test_a_full_disk_is_one_sentence(
 
     playing = launch.begin(config_of("fedamp", rounds=2), tmp_path / "run")
     with monkeypatch.context() as patched, pytest.raises(RunFolderError, match=r"cannot be written \(No space left"):
-        patched.setattr(Path, "write_bytes", full)  # matrices
+        patched.setattr(atomic_files, "_write_synced", full)
         playing.run()
     playing.folder.close()
     with RunFolder.open(tmp_path / "run") as folder, monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr(atomic_files, "_write_synced", full)
         with pytest.raises(RunFolderError, match=r"cannot be written \(No space left"):
             folder.write_summary({})
     from coterie import cli

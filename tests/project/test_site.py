@@ -270,6 +270,7 @@ INSIDE = {  # what users do not import from, and why it is not in the reference
     "runs": "behind `run` and `resume`",
     "signals": "behind Ctrl-C",
     "tasks": "a table behind data, losses and metrics",
+    "terminal_tables": "how a terminal shows what `tables` holds",
     "units": "how numbers of bytes are written",
     "user_code": "behind `import:` and methods in files",
     "version": "`coterie.__version__`",

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from coterie.errors import RunFolderError
+from coterie.runs.storage.metric_columns import MetricColumns
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.plans import planned
 from coterie.studies.recipes.readings import Value, read_values
@@ -49,6 +50,7 @@ class Fake:
                     rows.append((number, client, "global", "test", "accuracy", value - 0.1))
         rows += [(ROUNDS, client, "personal", "cross", "s_acc 0.5", 0.1 * client) for client in range(CLIENTS)]
         self.metrics = pd.DataFrame(rows, columns=["round", "client", "model", "split", "metric", "value"])
+        self._columns, self._attackers = MetricColumns.of_frame(self.metrics), np.array([ATTACKER])
         roles = ["attacker" if client == ATTACKER else "honest" for client in range(CLIENTS)]
         self.shares = pd.DataFrame({"client": range(CLIENTS), "role": roles, "group": [0, 0, 1, 1, 1]})
         at = {"final": {"mean": 0.0}, "best": None, "best_oracle": {"mean": 0.0, "round": 6}}
