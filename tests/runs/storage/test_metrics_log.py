@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -222,3 +223,30 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
 
 def test_everyone_is_no_client() -> None:
     assert EVERYONE < 0
+
+
+def test_a_reader_finds_all_while_the_parts_are_merged_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever watches a run reads its files between any two steps of the process that writes them."""
+    writer, reader = MetricsLog(tmp_path), MetricsLog(tmp_path)
+    for number in (1, 2):
+        writer.append_bytes(number, 1, 2)
+        writer.flush()
+    real = metrics_log._read
+
+    def go_on() -> None:
+        writer.append_bytes(3, 1, 2)
+        writer.flush()
+
+    steps = [writer.merge, go_on, writer.merge]
+
+    def interrupted(path: Path, *given: Any, **named: Any) -> Any:
+        if steps:  # after the files were listed, and before they are read
+            with monkeypatch.context() as patch:
+                patch.setattr(metrics_log, "_read", real)  # the writer reads, too
+                steps.pop(0)()
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(metrics_log, "_read", interrupted)
+    assert sorted(set(reader.read()["round"])) == [1, 2, 3] and not steps

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +42,7 @@ _EVERYONE = np.array([EVERYONE], dtype=np.int32)
 _GROUP_ROWS = 2**20  # rows of a group in the merged file: fixed, so that the file does not depend on the parts
 _SMALL_ROWS = 2**16  # of which a part is made in memory: a file would be opened several times
 _BUFFER_ROWS = 2**22  # about 50 MB
+_PAUSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # seconds between tries to read what another process is writing
 _PART = re.compile(r"part-(\d+)\.parquet")
 
 
@@ -195,10 +197,15 @@ class MetricsLog:
 
     def _recorded(self) -> pa.Table:
         self.flush()
-        try:
-            tables = [_read(path, read_dictionary=NAMES) for path in self._files()]
-        except FileNotFoundError:  # another process merged the parts meanwhile
-            tables = [_read(path, read_dictionary=NAMES) for path in self._files()]
+        for pause in _PAUSES:
+            try:
+                return self._on_disk()
+            except FileNotFoundError:  # another process merges the parts, or goes on with them, meanwhile
+                time.sleep(pause)
+        return self._on_disk()
+
+    def _on_disk(self) -> pa.Table:
+        tables = [_read(path, read_dictionary=NAMES) for path in self._files()]
         return pa.concat_tables(tables) if tables else _SCHEMA.empty_table()
 
     def _parts(self) -> list[Path]:
