@@ -404,6 +404,17 @@ def test_the_page_shows_rivals_and_studies(name: str) -> None:
             assert row in page, f"in docs/performance.md, write this row:\n{row}"
 
 
+def test_the_page_on_choosing_shows_what_was_measured() -> None:
+    page = (ROOT / "docs/choose_a_method.md").read_text(encoding="utf-8")
+    rows = json.loads((FOLDER / "results/choice.json").read_text(encoding="utf-8"))["rows"]
+    assert len(rows) == 12
+    for each in rows:
+        scores = [each[name]["test"] for name in ("choice", "grid, last round", "grid, best round", "alone")]
+        cells = [f"{each['test_fraction']:g}", str(each["seed"]), *(f"{100 * score:.1f}" for score in scores)]
+        row = f"| {' | '.join(cells)} | {each['share']:.2f} |"
+        assert row in page, f"in docs/choose_a_method.md, write this row:\n{row}"
+
+
 def test_the_page_of_models_shows_what_was_measured() -> None:
     page = (ROOT / "docs/add_your_model.md").read_text(encoding="utf-8")
     kept = sorted(FOLDER.glob("results/families_*.json"))

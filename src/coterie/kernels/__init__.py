@@ -45,24 +45,13 @@ def compiled_for(*tensors: torch.Tensor) -> bool:
     return INTERPRETED or torch.cuda.get_device_capability(tensors[0].device) >= (8, 0)
 
 
-@contextlib.contextmanager
-def coarse(on: bool = True) -> Iterator[None]:
-    """Return a context in which the kernels round what they multiply to bfloat16."""
-    global _coarse
-    before, _coarse = _coarse, on
-    try:
-        yield
-    finally:
-        _coarse = before
-
-
 def is_coarse() -> bool:
-    """Say whether :func:`coarse` is on."""
+    """Say whether the kernels round what they multiply to bfloat16."""
     return _coarse
 
 
 def set_coarse(on: bool) -> None:
-    """Switch what :func:`coarse` switches, for a caller who keeps track of what it was."""
+    """Let the kernels round what they multiply to bfloat16, or not; the caller keeps track of what it was."""
     global _coarse
     _coarse = on
 

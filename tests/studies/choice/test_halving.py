@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,3 +90,10 @@ RANKING = [Placed(f"{method}{number}", method) for number, method in enumerate("
 )
 def test_who_stays(count: int, of_each: int, staying: list[str]) -> None:
     assert cut(RANKING, count, of_each) == staying
+
+
+def test_the_command_has_the_same_default() -> None:
+    """Written there once more: the command line imports nothing of this before it has read its words."""
+    from coterie.cli.choose import choose
+
+    assert inspect.signature(inspect.unwrap(choose)).parameters["eta"].default == ETA

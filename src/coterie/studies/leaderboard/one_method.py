@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from coterie.errors import UnknownName
-from coterie.studies.leaderboard.board import Placing, unbeaten_in
+from coterie.studies.leaderboard.board import unbeaten_in
+from coterie.studies.leaderboard.page import totals
 from coterie.studies.leaderboard.record import Leaderboard
-from coterie.studies.leaderboard.wording import listed, percent, with_reach
+from coterie.studies.leaderboard.wording import percent, some, with_reach
 from coterie.tables import ABSENT, Row, Table, numbers, words
 
 _NAMED = 3  # of those that are better, so many are named
@@ -22,6 +23,7 @@ def table(found: Leaderboard, method: str) -> Table:
         others = [placing for placing in board.placings if placing is not own]
         if own is None:
             continue
+        better = [found.methods[name] for name in own.beaten_by]
         rows.append(
             Row(
                 (
@@ -29,7 +31,7 @@ def table(found: Leaderboard, method: str) -> Table:
                     with_reach(own.mean),
                     f"{others[0].entry.title} {with_reach(others[0].mean)}" if others else ABSENT,
                     f"{own.rank:g} of {len(board.placings)}",
-                    _better(found, own),
+                    some(better, _NAMED, _NAMED) if better else "nobody",
                     ABSENT if own.harm is None else f"{sum(own.harm.harmed)}/{sum(map(len, own.entry.tests))}",
                 )
             )
@@ -38,18 +40,9 @@ def table(found: Leaderboard, method: str) -> Table:
     return Table((*heads, *words("beaten by"), *numbers("harms")), tuple(rows))
 
 
-def _better(found: Leaderboard, own: Placing) -> str:
-    better = [found.methods[name] for name in own.beaten_by]
-    more = len(better) - _NAMED
-    return "nobody" if not better else listed(better if more <= 0 else [*better[:_NAMED], f"{more} more"])
-
-
 def sentence(found: Leaderboard, method: str) -> str:
     """Say in one sentence where a method stands."""
-    there = [board for board in found.boards.values() if board.of(method) is not None]
-    gained = [placing.harm for board in there if (placing := board.of(method)) is not None and placing.harm is not None]
-    clients = sum(sum(map(len, placing.entry.tests)) for board in there if (placing := board.of(method)) is not None)
-    harmed = sum(sum(each.harmed) for each in gained)
-    text = f"{found.methods[method]} is unbeaten in {unbeaten_in(found.boards, method)} of {len(there)} settings"
-    harm = f", and harms {harmed} of {clients:,} clients ({percent(harmed / clients)} %)" if gained else ""
-    return f"{text}{harm}."
+    settings = sum(board.of(method) is not None for board in found.boards.values())
+    _, harmed, clients = totals(found, method)
+    harm = f", and harms {harmed} of {clients:,} clients ({percent(harmed / clients)} %)" if clients else ""
+    return f"{found.methods[method]} is unbeaten in {unbeaten_in(found.boards, method)} of {settings} settings{harm}."

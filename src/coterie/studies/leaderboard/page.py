@@ -14,7 +14,7 @@ from coterie.studies.leaderboard.board import Board, Placing, unbeaten_in
 from coterie.studies.leaderboard.entries import LeaderboardEntry
 from coterie.studies.leaderboard.protocol import REFERENCE, Contestant, Setting
 from coterie.studies.leaderboard.record import Leaderboard
-from coterie.studies.leaderboard.wording import count, listed, percent, with_reach
+from coterie.studies.leaderboard.wording import count, listed, percent, some, with_reach
 from coterie.tables import ABSENT, Cell, Column, Row, Table, escape_markdown, numbers, words
 
 PLAINEST = "fedavg_ft"
@@ -151,7 +151,7 @@ def _about_harm(found: Leaderboard) -> Iterator[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    return listed(names) if len(names) <= 2 * _NAMED else f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+    return some(names, 2 * _NAMED, _NAMED)
 
 
 def _of(number: int, total: int) -> str:

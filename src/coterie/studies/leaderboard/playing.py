@@ -50,6 +50,11 @@ def play(
 
     ``over`` stands over the protocol's own values, for a trial with fewer rounds or seeds.
     """
+
+    def played(plan: ComparisonPlan, out: Path) -> Results:
+        compare(plan, out, data_dir=data_dir, jobs=jobs, progress=progress)
+        return load_results(plan, out)
+
     found = []
     for setting in [protocol.setting(name) for name in settings]:
         for method in methods:
@@ -65,11 +70,6 @@ def play(
                 continue
             tell(f"{setting.name}: {name}")
             runs = folder / setting.name / name
-
-            def played(plan: ComparisonPlan, out: Path) -> Results:
-                compare(plan, out, data_dir=data_dir, jobs=jobs, progress=progress)
-                return load_results(plan, out)
-
             if setting.tuning_seeds is None or setting.tuning_seeds >= len(plan.seeds):
                 results = played(plan, runs)
                 counts = chosen_runs(plan, results, {}, plan.methods[0])

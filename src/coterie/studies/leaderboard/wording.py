@@ -20,6 +20,11 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
 
 
+def some(names: Sequence[str], most: int, named: int) -> str:
+    """Join names as a sentence does; of more than ``most``, so many are named and the others counted."""
+    return listed(names) if len(names) <= most else f"{', '.join(names[:named])} and {len(names) - named} more"
+
+
 def percent(value: float) -> str:
     """Write a fraction as a percentage with one decimal."""
     return f"{100 * value:.1f}"
