@@ -8,6 +8,7 @@ is best on its validation samples, after the last round or after its best, as `c
 accuracy is what counts. One to two minutes for each table and fraction, and four more for each with `--in-turn`.
 
     python benchmarks/choice.py --seed 1 2 3 --test-fraction 0.85 0.2 --in-turn
+    python benchmarks/choice.py --seed 1 2 3 4 5 6 --json benchmarks/results/choice.json
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import measuring
 import numpy as np
 
 import coterie
@@ -90,12 +92,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[1], help="of the table")
     parser.add_argument("--in-turn", action="store_true", help="play the grid one run after another too")
     parser.add_argument("--repeat", type=int, default=1, help="how often each is timed, of which the least counts")
+    parser.add_argument("--json", type=Path, help="write the result here, too, after each table")
     given = parser.parse_args()
+    rows = []
     for fraction in given.test_fraction:
         for seed in given.seed:
             with tempfile.TemporaryDirectory() as folder:
                 found = compared(Path(folder), given.rounds, fraction, seed, given.in_turn, given.repeat)
-                print(json.dumps({"test_fraction": fraction, "seed": seed, **found}), flush=True)
+            rows.append({"test_fraction": fraction, "seed": seed, **found})
+            print(json.dumps(rows[-1]), flush=True)
+            if given.json is not None:  # accuracies keep their digits, other than `measuring.write` would have it
+                result = {"command": "benchmarks/choice.py", **measuring.facts(), "rows": rows}
+                given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
