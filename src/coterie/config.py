@@ -154,7 +154,9 @@ class ExperimentConfig(BaseModel):
     precision: What[Literal["float32", "tf32", "bf16"]] = Field(
         "float32", description="how a GPU rounds what it multiplies (tf32 and bf16 are faster and less exact)"
     )
-    threads: How[int | None] = Field(None, ge=1, le=1024, description="CPU threads; PyTorch's own choice if not given")
+    threads: How[int | None] = Field(
+        None, ge=1, le=1024, description="CPU threads; if not given, as many as pay, up to PyTorch's own choice"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ExperimentConfig:

@@ -16,10 +16,10 @@ peft = pytest.importorskip("peft")
 
 from coterie import models, randomness  # noqa: E402
 from coterie.algorithms.base import Batch  # noqa: E402
-from coterie.compute.activations import bytes_of_sample  # noqa: E402
 from coterie.compute.nets.folded import FoldedNet  # noqa: E402
 from coterie.compute.nets.row_net import ModuleNet, branches_on_values  # noqa: E402
 from coterie.compute.nets.stacked import make_net  # noqa: E402
+from coterie.compute.sample_costs import bytes_of_sample  # noqa: E402
 from coterie.errors import ConfigError, ModelError  # noqa: E402
 from coterie.models.hugging_face_network import HuggingFaceModel  # noqa: E402
 from coterie.models.hugging_face_spec import spec_of  # noqa: E402

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,15 @@ def test_models_that_are_applied_together_are_what_they_are_alone(
     assert {width for _, width in asked} == {3} and any(shared for shared, _ in asked) == (name != "local")
 
 
+@pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 def test_with_the_same_chunks_every_bit_is_what_it_is_alone(tmp_path: Path, calls: list[int]) -> None:
     same_chunks = {"dtype": "float32", "chunk": 1, "rounds": 3}
     settings = {"lr": 0.1, "local_epochs": 2, "batch_size": 4}
@@ -314,6 +323,7 @@ def test_a_signal_stops_all_and_the_same_command_goes_on(
     ],
     ids=["small-batches", "batches-of-many-widths", "all-samples"],
 )
+@pytest.mark.usefixtures("threads")
 def test_the_last_bits_do_not_depend_on_who_else_plays(batch: int, more: dict[str, Any], tmp_path: Path) -> None:
     settings, more = SETTINGS | {"batch_size": batch}, {"dtype": "float32", "rounds": 3, **more}
     runs = [planned("fedavg", settings, seed, f"seed{seed}", **more) for seed in (1, 2, 3, 4)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
@@ -57,11 +58,13 @@ def convolution_times(
     precision: matrix_units.Precision = "float32",
     clock: Clock = wall_seconds,
     chunk: int | None = None,
+    threads: Callable[[int], contextlib.AbstractContextManager[None]] = lambda samples: contextlib.nullcontext(),
 ) -> Times:
     """Time a client's step with every way of computing convolutions that gives the right numbers.
 
     Returns the least seconds of a step, by the way and the number of clients that took it at once, divided among them,
-    the fastest first. Empty for a model without convolutions, or without a stacked form.
+    the fastest first. Empty for a model without convolutions, or without a stacked form. Each is timed in the context
+    that ``threads`` gives for the samples that it takes at once.
     """
     module, layout, device = problem.module, problem.layout, samples.y.device
     if not any(isinstance(part, nn.Conv2d) for part in module.modules()):
@@ -78,12 +81,11 @@ def convolution_times(
             return {}
         if (way, rows) in found or not agrees(net, reference, taken.x[:2, :3], 1e-4):
             continue
-        rate = problem.start.new_zeros(
-            rows, 1
-        )  # a step of length 0 takes as long as any other, and the weights stay finite
+        # A step of length 0 takes as long as any other, and the weights stay finite.
+        rate = problem.start.new_zeros(rows, 1)
         step = partial(replace(taken, net=net).descend_, problem.start.expand(rows, -1).clone(), rate)
         try:
-            with matrix_units.rounded(precision):
+            with matrix_units.rounded(precision), threads(taken.y.numel() // (rows if way == "single" else 1)):
                 play = recorded(step, record and device.type == "cuda")
                 found[way, rows] = _least(play, device, clock, rows, [*found.values()])
         except RuntimeError:  # the device has too little memory for this way, or cannot compute it

@@ -13,6 +13,7 @@ The way of a step on a GPU: :meth:`BatchedEngine.run` sorts and cuts the rows;
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -25,14 +26,14 @@ from coterie.algorithms.base import Batch, Fold, Minibatches, Net, Task
 from coterie.algorithms.contract import check_rows, checked_step
 from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute._prediction import BatchedPrediction
-from coterie.compute.activations import bytes_of_sample
 from coterie.compute.autotune import Times, convolution_times
 from coterie.compute.cuda_graphs import GraphCache, RecordedFold
-from coterie.compute.engine import Call, Engine, Predict, finished, join, pick, take
+from coterie.compute.engine import Call, Engine, Predict, finished, in_client_order, join, largest_batch, pick, take
 from coterie.compute.nets.folded import FoldedNet
 from coterie.compute.nets.layers import Convolution
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees, branches_on_values
 from coterie.compute.nets.stacked import Kernel, StackedNet, make_net
+from coterie.compute.sample_costs import bytes_of_sample
 from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule, call_directly, even_width, make_schedule, split_of
 from coterie.errors import ModelError
@@ -150,6 +151,7 @@ class BatchedEngine(Engine):
             record=self.record,
             precision=self.precision,
             chunk=self.chunk if on_cpu else None,
+            threads=self.threads,
         )
         if self.measured:
             way, rows = next(iter(self.measured))
@@ -214,7 +216,7 @@ class BatchedEngine(Engine):
         host = on_host(clients)  # where what is one number a client is computed: a launch takes longer than the work
         order = torch.argsort(self.host_sizes["train"][host], descending=True, stable=True)
         pieces = self._chunks(task, order, self.host_sizes["train"][host[order]])
-        with self.rounding():
+        with self.rounding(), self.threads(self._samples_of_step(task, max(map(len, pieces), default=0))):
             if len(pieces) == 1 and torch.equal(pieces[0], torch.arange(len(order))):
                 return self._run_chunk(task, clients, host, state, message, call)
             chunks = to_device(order, self.device).split([len(piece) for piece in pieces])
@@ -224,8 +226,8 @@ class BatchedEngine(Engine):
             ]
         # Most methods keep the model that they send: the same tensor is put together once.
         joined: dict[tuple[Identity, ...], Tensor] = {}
-        changes = _in_client_order([change for change, _ in parts], chunks, joined)
-        return changes, _in_client_order([reply for _, reply in parts], chunks, joined)
+        changes = in_client_order([change for change, _ in parts], chunks, joined)
+        return changes, in_client_order([reply for _, reply in parts], chunks, joined)
 
     @property
     def _fixed_shapes(self) -> bool:
@@ -256,14 +258,31 @@ class BatchedEngine(Engine):
 
     def _cache_chunk(self, task: Task) -> int:
         """Return how many rows stay in a CPU's cache, with their samples, through all their steps."""
-        largest = max((min(fold.over.size or 256, 256) for fold in task.folds()), default=0)
-        if any(isinstance(part, nn.Conv2d) for part in self.problem.module.modules()):
+        largest = largest_batch(task)
+        if self._convolves:
             # A CPU convolves one row after another in any case (from 1 to 10 rows at once made no difference), and with
             # large batches the activations of a single row fill the cache.
             return 10 if largest <= 16 else 1
         sample = self.samples.x[0].numel() * self.problem.start.element_size()
         row = self.problem.layout.size * self.problem.start.element_size()
         return max(1, min(_CPU_CHUNK_ROWS, _CPU_CHUNK_BYTES // (row + largest * sample)))
+
+    @functools.cached_property
+    def _convolves(self) -> bool:
+        return any(isinstance(part, nn.Conv2d) for part in self.problem.module.modules())
+
+    @property
+    def _row_after_row(self) -> bool:
+        """Whether a CPU puts the samples of one row after another through the model, and not those of all rows."""
+        return self._convolves and self.convolution in ("auto", "single")
+
+    def _samples_of_step(self, task: Task, rows: int) -> int:
+        """Return how many samples a step of a task puts through the model at once, as the work of a CPU is reckoned."""
+        if self._row_after_row:
+            rows = 1
+        elif self.even_batches:  # whoever is computed with it
+            rows = self.chunk or self._cache_chunk(task)
+        return rows * largest_batch(task)
 
     def _run_chunk(
         self, task: Task, clients: Tensor, host: Tensor, state: Rows, message: Rows, call: Call
@@ -363,27 +382,19 @@ class BatchedEngine(Engine):
         self, predict: Predict, rows: Rows, clients: Tensor, splits: tuple[Split, ...], shared: bool = False
     ) -> list[Tensor]:
         """Apply each client's model to its own samples of several splits, in one pass where they fit into one block."""
-        with torch.no_grad(), self.rounding():
+        with torch.no_grad(), self.rounding(), self.threads(self._samples_of_prediction(clients, splits, shared)):
             if shared:
                 return self._prediction.of_one_model(predict, self._net, rows, clients, splits)
             found = self._prediction.of_clients(predict, self._net, rows, clients, splits, self.chunk)
             return [self._no_outputs() if outputs is None else outputs for outputs in found]
 
+    def _samples_of_prediction(self, clients: Tensor, splits: tuple[Split, ...], shared: bool) -> int:
+        """Return how many samples of some clients are put through a model at once, as the work of a CPU is reckoned."""
+        if self.device.type != "cpu":
+            return 0
+        samples = sum(int(self.host_sizes[split][clients].sum()) for split in splits)
+        return samples // max(1, len(clients)) if self._row_after_row and not shared else samples
+
     def _no_outputs(self) -> Tensor:
         shape = self.problem.module(self.probe()[0]).shape[1:]
         return self.problem.start.new_empty(0, *shape)
-
-
-def _in_client_order(parts: list[Rows], chunks: tuple[Tensor, ...], joined: dict[tuple[Identity, ...], Tensor]) -> Rows:
-    """Put the rows of all chunks together in the order of the clients; what is in ``joined`` already is used again."""
-    out: Rows = {}
-    for name in parts[0]:
-        pieces = [part[name] for part in parts]
-        key = tuple(map(Identity, pieces))
-        if key not in joined:
-            whole = pieces[0].new_empty(sum(map(len, pieces)), *pieces[0].shape[1:])
-            for places, piece in zip(chunks, pieces, strict=True):
-                whole.index_copy_(0, places, piece)
-            joined[key] = whole
-        out[name] = joined[key]
-    return out

@@ -15,7 +15,11 @@ from torch import Tensor
 from coterie import randomness
 from coterie.algorithms.base import ClientContext, Minibatches, Net, Task
 from coterie.algorithms.contract import check_pair, check_rows
+from coterie.compute import cpu_threads
+from coterie.compute._cache import Identity
 from coterie.compute.finiteness import Finiteness
+from coterie.compute.nets.row_net import ModuleNet
+from coterie.compute.sample_costs import multiplications_of_sample
 from coterie.compute.samples import Samples, Split
 from coterie.models.problem import Problem
 from coterie.rows import Rows
@@ -68,6 +72,7 @@ class Engine(abc.ABC):
         self.sizes = {split: samples.sizes(split) for split in splits}
         self.host_sizes = {split: sizes.cpu() for split, sizes in self.sizes.items()}
         self.most_passes: int | None = None  # over a client's samples in a task, where only its messages matter
+        self.all_threads = False  # of the CPU compute, however small the work
         self._put_off: list[tuple[Finiteness, Callable[[], None]]] = []
 
     @property
@@ -96,6 +101,19 @@ class Engine(abc.ABC):
     def rounding(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which a GPU rounds products, also the server's, as the engine was configured to."""
         return contextlib.nullcontext()
+
+    def threads(self, samples: int) -> contextlib.AbstractContextManager[None]:
+        """Return a context with as many CPU threads as it pays to put so many samples through the model with."""
+        if self.device.type != "cpu" or self.all_threads:
+            return contextlib.nullcontext()
+        return cpu_threads.paid_by(samples * self._multiplications)
+
+    @functools.cached_property
+    def _multiplications(self) -> int:
+        """About how many multiplications the model takes for a sample."""
+        index = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        net = ModuleNet(self.problem.module, self.problem.layout)
+        return multiplications_of_sample(net, self.problem.start, self.samples.gather(index, index[0])[0])
 
     @abc.abstractmethod
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
@@ -160,6 +178,11 @@ class Engine(abc.ABC):
         return low + (drawn * (high - low + 1)).long()
 
 
+def largest_batch(task: Task) -> int:
+    """Give how many samples of a client a step of a task takes at most, as far as the work of a CPU is reckoned."""
+    return max((min(fold.over.size or 256, 256) for fold in task.folds()), default=0)
+
+
 def finished(task: Task, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
     """End a task, and see that what it gives are rows of its clients."""
     both = task.finish(context, work)
@@ -190,3 +213,18 @@ def join(pieces: list[Rows]) -> Rows:
     if len(pieces) == 1:
         return pieces[0]
     return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def in_client_order(parts: list[Rows], chunks: tuple[Tensor, ...], joined: dict[tuple[Identity, ...], Tensor]) -> Rows:
+    """Put the rows of all chunks together in the order of the clients; what is in ``joined`` already is used again."""
+    out: Rows = {}
+    for name in parts[0]:
+        pieces = [part[name] for part in parts]
+        key = tuple(map(Identity, pieces))
+        if key not in joined:
+            whole = pieces[0].new_empty(sum(map(len, pieces)), *pieces[0].shape[1:])
+            for places, piece in zip(chunks, pieces, strict=True):
+                whole.index_copy_(0, places, piece)
+            joined[key] = whole
+        out[name] = joined[key]
+    return out

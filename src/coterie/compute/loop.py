@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie import randomness
 from coterie.algorithms.base import Batch, ClientContext, Fold, Minibatches, Net, Task
 from coterie.algorithms.contract import check_rows, checked_step
-from coterie.compute.engine import Call, Engine, Predict, finished, join, take
+from coterie.compute.engine import Call, Engine, Predict, finished, join, largest_batch, take
 from coterie.compute.nets.row_net import ModuleNet
 from coterie.compute.samples import Samples, Split
 from coterie.models.problem import Problem
@@ -43,23 +43,23 @@ class LoopEngine(Engine):
 
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
         """Run a task."""
-        changes, replies = [], []
-        for row in range(len(clients)):
-            one = slice(row, row + 1)
-            context = self.client_context(clients[one], call)
-            work = task.start(context, take(state, one), take(message, one))
-            check_rows("what start gives", work, 1)
-            for number, fold in enumerate(task.folds()):
-                step = checked_step(fold.step)
-                for batches in self._batches(fold, context, call, number):
-                    work = step(work, *batches)
-                if fold.then is not None:
-                    work = fold.then(context, work)
-                    check_rows("what then gives", work, 1)
-            change, reply = finished(task, context, work)
-            changes.append(change)
-            replies.append(reply)
-        return join(changes), join(replies)
+        with self.threads(largest_batch(task)):
+            rows = [slice(row, row + 1) for row in range(len(clients))]
+            pairs = [self._run_one(task, clients[one], take(state, one), take(message, one), call) for one in rows]
+        return join([change for change, _ in pairs]), join([reply for _, reply in pairs])
+
+    def _run_one(self, task: Task, client: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
+        context = self.client_context(client, call)
+        work = task.start(context, state, message)
+        check_rows("what start gives", work, 1)
+        for number, fold in enumerate(task.folds()):
+            step = checked_step(fold.step)
+            for batches in self._batches(fold, context, call, number):
+                work = step(work, *batches)
+            if fold.then is not None:
+                work = fold.then(context, work)
+                check_rows("what then gives", work, 1)
+        return finished(task, context, work)
 
     def _batches(self, fold: Fold, context: ClientContext, call: Call, number: int) -> Iterator[list[Batch]]:
         over = fold.over
@@ -104,7 +104,8 @@ class LoopEngine(Engine):
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
         """Apply each client's model to its own samples."""
         outputs = []
-        with torch.no_grad():
+        samples = int(self.host_sizes[split][clients.cpu()].sum()) // max(1, len(clients))
+        with torch.no_grad(), self.threads(samples):
             for row, client in enumerate(clients.tolist()):
                 model = {name: value.unsqueeze(0) for name, value in rows.items()} if shared else None
                 model = model or take(rows, slice(row, row + 1))

@@ -75,7 +75,9 @@ def make_engine(
         samples = replace(samples, class_weights=ClassWeights.of(values, samples))
     _try_out(config, problem, samples, dataset)
     if config.engine == "loop":
-        return LoopEngine(problem, samples, config.seed)
+        loop = LoopEngine(problem, samples, config.seed)
+        loop.all_threads = config.threads is not None
+        return loop
     engine = BatchedEngine(
         problem,
         samples,
@@ -87,6 +89,7 @@ def make_engine(
         precision=config.precision,
         batch=batch_size(config),
     )
+    engine.all_threads = config.threads is not None
     if config.convolution == "measured" and "convolution" not in choices:
         engine.measure(batch_size(config))
     return engine

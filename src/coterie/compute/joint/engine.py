@@ -86,6 +86,7 @@ class _FederatedRuns(BatchedEngine):
             record=first.record,
             precision=first.precision,
         )
+        self.all_threads = first.all_threads
         self.seeds = [engine.seed for engine in engines]
         counts = [engine.samples.clients for engine in engines]
         self.firsts = np.cumsum([0, *counts])  # the number of each run's first client among all
