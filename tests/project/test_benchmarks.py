@@ -224,6 +224,18 @@ def test_overhead(tmp_path: Path) -> None:
     assert found["rows"][0]["samples_a_round"]["trained"] in (5 * 15, 5 * 12)
 
 
+def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # and no longer than this test, whatever the script sets
+    before = torch.get_num_threads()
+    try:
+        found = result_of("threads", tmp_path, "--cases", "digits-linear-10", "images-linear-50", "--threads", "2")
+    finally:
+        torch.set_num_threads(before)
+    assert found["policy"] == "PASSIVE" and found["threads"] == 2
+    assert [row["case"] for row in found["rows"]] == ["digits-linear-10", "images-linear-50"]
+    assert all(row["seconds"].keys() == {"one", "all", "chosen"} for row in found["rows"])
+
+
 def test_startup(tmp_path: Path) -> None:
     found = result_of("startup", tmp_path, "--only", "rum")
     nothing, torch_alone, mistake = found["rows"]
@@ -394,7 +406,7 @@ def test_the_page_shows_how_quickly_the_command_line_answers() -> None:
         assert row in page, f"in docs/performance.md, write this row:\n{row}"
 
 
-@pytest.mark.parametrize("name", ["rivals_at_their_best", "study"])
+@pytest.mark.parametrize("name", ["rivals_at_their_best", "study", "threads"])
 def test_the_page_shows_rivals_and_studies(name: str) -> None:
     page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
     kept = sorted(FOLDER.glob(f"results/{name.partition('_')[0]}_*.json"))
