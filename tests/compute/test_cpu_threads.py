@@ -127,3 +127,17 @@ def test_rows_that_are_computed_at_once_count_together(tmp_path: Path) -> None:
 
 def test_whoever_says_how_many_gets_them(tmp_path: Path) -> None:
     assert threads_of_training(tmp_path, batch_size=10, threads=3) == {3}
+
+
+def test_a_client_that_is_computed_alone_is_given_what_its_own_samples_pay_for(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(1)
+    sizes = {"small": 100, "large": 4000}
+    data = {
+        name: (torch.randn(size, 64, generator=draw), torch.randint(10, (size,), generator=draw))
+        for name, size in sizes.items()
+    }
+    whole = {"batch_size": 0, "engine": "loop"}
+    # 14,800 multiplications a sample: 1.2 millions of 80 samples, 47 of 3,200, whoever else takes part.
+    assert threads_of_training(tmp_path / "both", **whole, data=data, clients=2) == {1, 2}
+    for name, threads in (("small", 1), ("large", 2)):
+        assert threads_of_training(tmp_path / name, **whole, data={name: data[name]}, clients=1) == {threads}

@@ -28,7 +28,7 @@ from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute._prediction import BatchedPrediction
 from coterie.compute.autotune import Times, convolution_times
 from coterie.compute.cuda_graphs import GraphCache, RecordedFold
-from coterie.compute.engine import Call, Engine, Predict, finished, in_client_order, join, largest_batch, pick, take
+from coterie.compute.engine import Call, Engine, Predict, finished, in_client_order, join, pick, take, widest_batch
 from coterie.compute.nets.folded import FoldedNet
 from coterie.compute.nets.layers import Convolution
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees, branches_on_values
@@ -216,9 +216,10 @@ class BatchedEngine(Engine):
         host = on_host(clients)  # where what is one number a client is computed: a launch takes longer than the work
         order = torch.argsort(self.host_sizes["train"][host], descending=True, stable=True)
         pieces = self._chunks(task, order, self.host_sizes["train"][host[order]])
-        with self.rounding(), self.threads(self._samples_of_step(task, max(map(len, pieces), default=0))):
+        with self.rounding():
             if len(pieces) == 1 and torch.equal(pieces[0], torch.arange(len(order))):
-                return self._run_chunk(task, clients, host, state, message, call)
+                with self._threads_of_step(task, host):
+                    return self._run_chunk(task, clients, host, state, message, call)
             chunks = to_device(order, self.device).split([len(piece) for piece in pieces])
             parts = [
                 self._run_some(task, places, clients, host[piece], state, message, call)
@@ -253,12 +254,13 @@ class BatchedEngine(Engine):
         only = len(places) < self.fewest_rows and self.chunk != 1 and not self._fixed_shapes
         if only:
             places, host = places.repeat(self.fewest_rows), host.repeat(self.fewest_rows)
-        both = self._run_chunk(task, clients[places], host, take(state, places), pick(message, places), call)
+        with self._threads_of_step(task, host):
+            both = self._run_chunk(task, clients[places], host, take(state, places), pick(message, places), call)
         return (take(both[0], slice(0, 1)), take(both[1], slice(0, 1))) if only else both
 
     def _cache_chunk(self, task: Task) -> int:
         """Return how many rows stay in a CPU's cache, with their samples, through all their steps."""
-        largest = largest_batch(task)
+        largest = widest_batch(task, 256)
         if self._convolves:
             # A CPU convolves one row after another in any case (from 1 to 10 rows at once made no difference), and with
             # large batches the activations of a single row fill the cache.
@@ -276,13 +278,16 @@ class BatchedEngine(Engine):
         """Whether a CPU puts the samples of one row after another through the model, and not those of all rows."""
         return self._convolves and self.convolution in ("auto", "single")
 
-    def _samples_of_step(self, task: Task, rows: int) -> int:
-        """Return how many samples a step of a task puts through the model at once, as the work of a CPU is reckoned."""
+    def _threads_of_step(self, task: Task, host: Tensor) -> contextlib.AbstractContextManager[None]:
+        """Return a context with as many CPU threads as a step for some clients pays for."""
+        if self.device.type != "cpu" or not len(host):
+            return contextlib.nullcontext()
+        rows = len(host)
         if self._row_after_row:
             rows = 1
         elif self.even_batches:  # whoever is computed with it
             rows = self.chunk or self._cache_chunk(task)
-        return rows * largest_batch(task)
+        return self.threads(rows * widest_batch(task, even_width(int(self.host_sizes["train"][host].max()))))
 
     def _run_chunk(
         self, task: Task, clients: Tensor, host: Tensor, state: Rows, message: Rows, call: Call

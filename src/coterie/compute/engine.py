@@ -178,9 +178,9 @@ class Engine(abc.ABC):
         return low + (drawn * (high - low + 1)).long()
 
 
-def largest_batch(task: Task) -> int:
-    """Give how many samples of a client a step of a task takes at most, as far as the work of a CPU is reckoned."""
-    return max((min(fold.over.size or 256, 256) for fold in task.folds()), default=0)
+def widest_batch(task: Task, samples: int) -> int:
+    """Give how many samples a step of a task takes at most, of a client that has so many."""
+    return max((min(fold.over.size or samples, samples) for fold in task.folds()), default=0)
 
 
 def finished(task: Task, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie import randomness
 from coterie.algorithms.base import Batch, ClientContext, Fold, Minibatches, Net, Task
 from coterie.algorithms.contract import check_rows, checked_step
-from coterie.compute.engine import Call, Engine, Predict, finished, join, largest_batch, take
+from coterie.compute.engine import Call, Engine, Predict, finished, join, take, widest_batch
 from coterie.compute.nets.row_net import ModuleNet
 from coterie.compute.samples import Samples, Split
 from coterie.models.problem import Problem
@@ -43,9 +43,11 @@ class LoopEngine(Engine):
 
     def run(self, task: Task, clients: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
         """Run a task."""
-        with self.threads(largest_batch(task)):
-            rows = [slice(row, row + 1) for row in range(len(clients))]
-            pairs = [self._run_one(task, clients[one], take(state, one), take(message, one), call) for one in rows]
+        pairs = []
+        for row, samples in enumerate(self.host_sizes["train"][clients.cpu()].tolist()):
+            one = slice(row, row + 1)
+            with self.threads(widest_batch(task, samples)):
+                pairs.append(self._run_one(task, clients[one], take(state, one), take(message, one), call))
         return join([change for change, _ in pairs]), join([reply for _, reply in pairs])
 
     def _run_one(self, task: Task, client: Tensor, state: Rows, message: Rows, call: Call) -> tuple[Rows, Rows]:
@@ -104,12 +106,11 @@ class LoopEngine(Engine):
     def predict(self, predict: Predict, rows: Rows, clients: Tensor, split: Split, shared: bool = False) -> Tensor:
         """Apply each client's model to its own samples."""
         outputs = []
-        samples = int(self.host_sizes[split][clients.cpu()].sum()) // max(1, len(clients))
-        with torch.no_grad(), self.threads(samples):
-            for row, client in enumerate(clients.tolist()):
-                model = {name: value.unsqueeze(0) for name, value in rows.items()} if shared else None
-                model = model or take(rows, slice(row, row + 1))
-                index = self.samples.splits[split][client].unsqueeze(0)
+        for row, client in enumerate(clients.tolist()):
+            model = {name: value.unsqueeze(0) for name, value in rows.items()} if shared else None
+            model = model or take(rows, slice(row, row + 1))
+            index = self.samples.splits[split][client].unsqueeze(0)
+            with torch.no_grad(), self.threads(index.shape[1]):
                 x, _ = self.samples.gather(index, clients[row : row + 1])
                 outputs.append(predict(self._net, model, x)[0])
         return torch.cat(outputs)
