@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis  # noqa: F401  (before any command freezes what the garbage collector knows, by which it looks around)
+import hypothesis  # before any command freezes what the garbage collector knows, by which it looks around
 import pytest
 
 if os.environ.get("COTERIE_TEST_DEVICE", "cpu") == "cpu":
@@ -18,6 +18,12 @@ import torch
 from coterie.randomness import torch_stream
 
 torch.set_num_threads(1)
+
+# A busy machine is no mistake in a test; the profile that Hypothesis takes in continuous integration says so by itself.
+if hypothesis.settings.get_current_profile_name() == "default":
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("unhurried", deadline=None, suppress_health_check=slow)
+    hypothesis.settings.load_profile("unhurried")
 
 HERE = Path(__file__).parent
 
