@@ -72,6 +72,22 @@ def test_where_everybody_replies_it_is_the_paper_bit_for_bit(name: str, engine: 
     assert ends[0].server["heard"].tolist() == [4] * 5
 
 
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_those_who_are_held_out_were_not_away(name: str) -> None:
+    """Where all members reply in every round it is the paper bit for bit, though others never have."""
+    members, ends = torch.tensor([0, 2, 3, 5]), []
+    for returning in (OPTIONS[name]["returning"], "own"):
+        more = {"begin": "cloud"} if name in ("fedamp", "heurfedamp") else {}
+        simulation = make(name, LOCAL | OPTIONS[name] | more | {"returning": returning}, members=members)
+        for number in (1, 2, 3, 4):
+            simulation.play_round(members, number)
+        ends.append(simulation)
+    for key, value in ends[1].clients.rows.items():
+        assert torch.equal(ends[0].clients.rows[key], value), key
+    newcomers = [simulation.adapt(torch.tensor([1, 4]), 4, 1)["w"] for simulation in ends]
+    assert torch.equal(*newcomers)
+
+
 def cosine_weights(w: Array, pool: list[int], listener: int, p: float, phi: Array, away: bool) -> Array:
     """FedACS's weights of one client over the pool, from the definition."""
     unit = w[pool] / np.linalg.norm(w[pool], axis=1, keepdims=True)

@@ -174,6 +174,32 @@ def test_where_absence_counts_the_mean_is_by_freshness() -> None:
     np.testing.assert_allclose(adapted(simulation), step(np.tile(mean, (2, 1))), rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("name", ["fedacs", "fedamp", "heurfedamp"])
+def test_where_absence_counts_their_mixture_is_by_freshness_too(name: str) -> None:
+    """Members heard in rounds 1, 2, 3 and 3; a newcomer's own first model is as fresh as the freshest."""
+    settings = ONE_STEP | SETTINGS[name] | {"returning": "mixture", "freshness": 0.3, "newcomers": "mixture"}
+    simulation = make(name, settings | ({"p": 0.6} if name == "fedacs" else {}), members=torch.tensor(MEMBERS))
+    for number, asked in enumerate(([0], [2], [3, 5]), start=1):
+        simulation.play_round(torch.tensor(asked), number)
+    w, phi = row(simulation.server["w"]).copy(), np.ones(6)
+    phi[MEMBERS] = freshness([1, 2, 3, 3], 0.3)
+    w[NEWCOMERS] = step(np.tile(phi[MEMBERS] @ w[MEMBERS] / phi[MEMBERS].sum(), (2, 1)))
+    a: Array = np.zeros((2, 6))
+    for at, i in enumerate(NEWCOMERS):
+        if name == "fedacs":
+            s = w @ w[i] / np.linalg.norm(w, axis=1) / np.linalg.norm(w[i])
+            chosen = [i, *(j for j in MEMBERS if s[j] >= np.quantile(s[MEMBERS], 0.6) and s[j] > 0)]
+            a[at, chosen] = s[chosen]
+        elif name == "fedamp":
+            a[at] = fedamp(2 / 4, median_distance(w, MEMBERS))(w, i, MEMBERS)
+        else:
+            a[at] = heurfedamp(4.0, [0.1] * 6)(w, i, MEMBERS)
+    a = a * phi / (a * phi).sum(1, keepdims=True)
+    expected = step(a @ w) if name == "fedacs" else step(w[NEWCOMERS], a @ w, PROX)
+    np.testing.assert_allclose(adapted(simulation), expected, rtol=0, atol=1e-13)
+    assert a[0, 4] == a[1, 1] == 0  # newcomers do not hear one another
+
+
 @pytest.mark.parametrize("newcomers", ["mean", "mixture"])
 def test_a_newcomer_that_does_not_answer_leaves_the_others_as_they_are(newcomers: str) -> None:
     ends = []

@@ -9,7 +9,7 @@ the members' last models (``φ_j = 1`` unless absence counts, see below)::
     "initial"   one round as any other, in which it has the initial model
     "mean"      w_n ← the method's local training, starting from w̄, and held to w̄ where the method holds models
     "mixture"   the same exchange, after which w_n says whom it resembles; then one round of the method, in which it
-                listens to the members and to itself, and nobody listens to it
+                listens to the members and to itself (with φ_n = 1), and nobody listens to it
 
 **Absent clients.** With ``returning="mixture"`` the server keeps ``k_j``, the round in which client j last replied (0
 if it never did). With ``k* = max_j k_j`` and a number γ (``freshness``) in [0, 1]::
@@ -113,13 +113,13 @@ def reweighed(weights: Tensor, factors: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        The matrix; where all factors are 1, the very same. A row of which nothing is left stays as it was.
+        The matrix. A row stays as it was, bit for bit, where all that it weighs have the factor 1, and where nothing
+        would be left of it.
     """
-    if bool((factors == 1).all()):
-        return weights
     left = weights * factors
     total = left.sum(1, keepdim=True)
-    return torch.where(total > 0, left / torch.where(total > 0, total, 1.0), weights)
+    changes = (left != weights).any(1, keepdim=True) & (total > 0)
+    return torch.where(changes, left / torch.where(changes, total, 1.0), weights)
 
 
 def heard_by_themselves(factors: Tensor, newcomers: Tensor) -> Tensor:
