@@ -425,6 +425,21 @@ def test_the_page_on_choosing_shows_what_was_measured() -> None:
         cells = [f"{each['test_fraction']:g}", str(each["seed"]), *(f"{100 * score:.1f}" for score in scores)]
         row = f"| {' | '.join(cells)} | {each['share']:.2f} |"
         assert row in page, f"in docs/choose_a_method.md, write this row:\n{row}"
+    sentences = []
+    for which, name in (("the grid's last round", "grid, last round"), ("its best round", "grid, best round")):
+        ahead = [100 * (each["choice"]["test"] - each[name]["test"]) for each in rows]
+        behind, most, before = (
+            sum(points < -0.5 for points in ahead),
+            -min(ahead),
+            sum(points > 0.5 for points in ahead),
+        )
+        counted = f"behind {which}: {behind} (by up to {most:.1f} points), ahead of it: {before}."
+        sentences.append(f"ore than half a point {counted}")
+    shares = [each["share"] for each in rows]
+    longer = sum(share > 0.2 for share in shares)
+    sentences.append(f"More than a fifth of the grid's time: {longer} (up to {max(shares):.2f} of it).")
+    for sentence in sentences:
+        assert sentence in page, f"in docs/choose_a_method.md, write this sentence:\n{sentence}"
 
 
 def test_the_page_of_models_shows_what_was_measured() -> None:

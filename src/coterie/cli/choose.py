@@ -56,7 +56,8 @@ def choose(
         Optional[float],  # noqa: UP045
         typer.Option(
             metavar="MINUTES",
-            help="How long it may take; how many rounds fit is found out on the way.",
+            help="How long it may take; how many rounds fit is found out on the way. Two rounds of all candidates are "
+            "played in any case.",
             rich_help_panel=BUDGET,
         ),
     ] = None,

@@ -359,6 +359,17 @@ def test_bytes_are_those_of_a_client_in_a_round(grouped: Choice) -> None:
     assert (grouped.decision.up, grouped.decision.down) == (336, 336)
 
 
+def test_where_some_take_part_the_cost_is_that_of_those_rounds(tmp_path: Path) -> None:
+    """Two of four clients a round: of four rounds a client is there for two, with 12 numbers of 4 bytes each way."""
+    found = choose(**{**TINY, "rounds": 4}, participation=0.5, out=tmp_path / "choice")
+    rounds = found.decision.best.round
+    assert (found.decision.up, found.decision.down) == (48, 48)
+    assert (
+        f"takes part in: {48 * rounds} bytes in {rounds} rounds, of which it takes part in 50 %."
+        in found.sentences()[-1]
+    )
+
+
 # --------------------------------------------------------------------------------------------------- tables and objects
 
 
@@ -415,6 +426,8 @@ def test_another_metric_is_judged_by_clients(tmp_path: Path) -> None:
     assert not found.decision.by_samples and found.decision.metric == "auroc"
     said = " ".join(found.sentences())
     assert "can be said of accuracy alone" in said and "draws of other clients" in said
+    page = found.page.read_text(encoding="utf-8")
+    assert "McNemar" not in page and "Lines are 95 %" not in page  # there are no lines, and nobody was tested
 
 
 def test_a_lower_metric_is_better_where_it_is(tmp_path: Path) -> None:
@@ -446,6 +459,8 @@ def test_the_command_prints_and_writes_the_answer(tiny: Choice, tmp_path: Path) 
     ("options", "sentence"),
     [
         ({"methods": ["local"]}, "something to compare it with"),
+        ({"methods": "fedavg"}, r"methods is 'fedavg', but must be a list"),
+        ({"tune": {"lr": 0.1}}, r"0\.1 for lr, but must list"),
         ({"eta": 1}, "eta is 1"),
         ({"rounds": 0}, "rounds is 0"),
         ({"minutes": -1}, "minutes is -1"),

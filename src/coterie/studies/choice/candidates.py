@@ -93,7 +93,10 @@ def make_candidates(values: Mapping[str, Any], eta: int = ETA) -> Candidates:
     for name in NOT_GIVEN:
         if values.get(name) is not None:
             raise ConfigError(f"{name} is {values[name]!r}, but a choice decides that itself: leave it out")
-    methods = list(values.pop("methods", None) or METHODS)
+    named = values.pop("methods", None)
+    if isinstance(named, str):
+        raise ConfigError(f"methods is {named!r}, but must be a list: write [{named!r}]")
+    methods = list(named or METHODS)
     if not any(_algorithm(method) == ALONE for method in methods):
         methods.insert(0, ALONE)
     if len(methods) < 2:
@@ -141,4 +144,4 @@ def _tuned(method: Any, rates: list[float]) -> Any:
     fields = registry.get(given).model_fields if isinstance(given, str) else getattr(given, "model_fields", {})
     if says or "lr" not in fields or "lr" in (own.get("tune") or {}):
         return method
-    return {**own, "tune": {"lr": list(rates), **(own.get("tune") or {})}}
+    return {**own, "tune": {"lr": rates, **(own.get("tune") or {})}}

@@ -171,7 +171,8 @@ def choose(
         Rounds that the last candidates play, by default 50; with ``minutes``, the most that they may. With rounds alone
         the same call gives the same bits.
     minutes
-        How long it may take. How many rounds fit is found out as it goes.
+        How long it may take. How many rounds fit is found out as it goes; two rounds of all candidates are played in
+        any case.
     methods
         The methods that compete, by default those of ``coterie.studies.choice.METHODS``; each a name, a class, an
         object, or a mapping with ``algorithm``, ``settings`` and ``tune``. ``"local"`` is added where it is missing.

@@ -36,11 +36,13 @@ _HOW = (
     "best settings.",
     "Another split of the samples (--seed) may choose another of nearly equal methods.",
 )
-_BY_CLIENT = (
-    "How much better each client is served than by training alone, on its own test samples. Colours say whether chance "
-    "explains the difference: McNemar's exact test, with at most 5 % false discoveries expected among those called "
-    "helped or harmed (Benjamini and Hochberg). Lines are 95 % intervals of each client by itself."
+_BY_CLIENT = "How much better each client is served than by training alone, on its own test samples."
+_TESTED = (
+    "Colours say whether chance explains the difference: McNemar's exact test, with at most 5 % false discoveries "
+    "expected among those called helped or harmed (Benjamini and Hochberg). Lines are 95 % intervals of each client by "
+    "itself."
 )
+_NOT_TESTED = "Whether chance explains a client's difference can be said of accuracy alone."
 
 
 def write_page(decision: Decision, candidates: Candidates, stages: Sequence[Stage], file: str) -> str:
@@ -95,7 +97,8 @@ def _plain(config: ExperimentConfig) -> dict[str, Any]:
 def _pictures(decision: Decision) -> list[Markup | Plot]:
     chart = figures.gains_by_client(decision.clients.clients, f"gain in {decision.metric}")
     title = f"{decision.best.title} against {decision.alone.title}"
-    return [Plot("who-gains", title, _BY_CLIENT, (Variant("", chart),))]
+    caption = f"{_BY_CLIENT} {_TESTED if decision.clients.test else _NOT_TESTED}"
+    return [Plot("who-gains", title, caption, (Variant("", chart),))]
 
 
 def _code(text: str) -> Markup:

@@ -69,9 +69,14 @@ def findings(decision: Decision) -> list[str]:
 def cost(decision: Decision) -> str:
     """Say what the best federated candidate sends."""
     each = f"{format_bytes(decision.up)} up and {format_bytes(decision.down)} down"
-    rounds = decision.best.round
-    whole = format_bytes((decision.up + decision.down) * rounds)
-    return f"{decision.best.title} sends {each} for each client in a round: {whole} in {rounds} rounds."
+    rounds, present = decision.best.round, decision.config.participation
+    whole = format_bytes((decision.up + decision.down) * rounds * present)
+    if present == 1:
+        return f"{decision.best.title} sends {each} for each client in a round: {whole} in {rounds} rounds."
+    return (
+        f"{decision.best.title} sends {each} for each client in a round that it takes part in: {whole} in {rounds} "
+        f"rounds, of which it takes part in {_percent(present)}."
+    )
 
 
 def commands(config: ExperimentConfig, path: str, federate: bool) -> list[str]:
@@ -107,7 +112,9 @@ def method_table(decision: Decision) -> Table:
         numbers_of = (str(each.round), f"{each.validation:.4f}", f"{each.test:.4f}")
         rows.append(Row((Cell(each.title, "best" if chosen else ""), each.model, *numbers_of)))
     columns = (*words("the best of each method", "model"), *numbers("rounds", "validation", "test"))
-    return Table(columns, tuple(rows), f"Methods: {decision.metric}, by validation samples")
+    title = f"Methods: {decision.metric}, by validation samples"
+    note = "of those that are as good as the best within one standard error, the one with the least loss goes first"
+    return Table(columns, tuple(rows), title, (note,))
 
 
 def stage_table(candidates: Candidates, stages: Sequence[Stage]) -> Table:
