@@ -38,8 +38,11 @@ def variant(algorithm: str, tune: dict[str, list[Any]] | None = None, **settings
     return {"algorithm": algorithm, "name": name, "settings": settings, **({"tune": tune} if tune else {})}
 
 
+# As much work for a newcomer as FLAME's does with "averaged": three epochs in its round, and twelve of fine-tuning.
+LONGER = {"algorithm": "fedavg_ft", "name": "fedavg_ft, 15 epochs", "settings": {"fine_tune_epochs": 12}}
 WELCOMED = [
     "fedavg_ft",
+    LONGER,
     *(variant("ditto", newcomers=how) for how in ("initial", "global")),
     *(variant("flame", newcomers=how) for how in ("initial", "global", "averaged")),
     *(

@@ -19,9 +19,9 @@ at the end. In m the last steps speak for those clients that are away, and the m
 round to round with who is there. No client keeps anything: one that was away, and one that comes when training is over,
 get what everybody gets, at once.
 
-Limits: with ``τ = β = γ = 0`` rounds are FedAvg's; with all clients in every round β changes nothing. With ``ρ = 0``
-the personal models are ``w̄(x) + b_i``. Where a client has all classes alike, τ changes nothing for it. Without classes
-(regression) there is no ``b_i``.
+Limits: with ``τ = β = γ = 0`` rounds are FedAvg's; with all clients in every round β changes nothing (newcomers, before
+they come, count among the n and are away). With ``ρ = 0`` the personal models are ``w̄(x) + b_i``. Where a client has
+all classes alike, τ changes nothing for it. Without classes (regression) there is no ``b_i``.
 
 Where the parts come from: losses with class frequencies inside, Ren et al., NeurIPS 2020 (balanced softmax), and Menon
 et al., ICLR 2021 (logit adjustment); in federations Chen and Chao, ICLR 2022 (FedROD), where a personal head has to
