@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_one_sentence(hospitals: Callable[..., tuple[Path, 
     refused(DataError, "rows have no label", table.assign(readmitted=None))
     others = table.assign(hospital=["one", "two"] * (len(table) // 2) + ["one"] * (len(table) % 2))
     refused(DataError, "rows of 2 clients, such as 'one' and 'two'", others)
-    refused(DataError, "has 2 samples", table.head(2))
+    refused(DataError, r"too few samples \(1\)", table.head(1))
     refused(DataError, "which is no number", table.assign(age="old"))
     refused(ConfigError, "rounds is 0, but must be at least 1", table, rounds=0)
     refused(ConfigError, "test_fraction is 1, but must be from 0 to below 1", table, test_fraction=1.0)
@@ -230,3 +230,17 @@ def test_one_class_alone_is_enough(hospitals: Callable[..., tuple[Path, Path]], 
     table[table["readmitted"] == "no"].to_csv(tmp_path / "no.csv", index=False)
     made = personalize(run, tmp_path / "no.csv", tmp_path / "mine")
     assert made.about["classes"] == ["no", "yes"]
+
+
+def test_few_rows_are_enough_where_none_are_to_be_tested_on(
+    hospitals: Callable[..., tuple[Path, Path]], tmp_path: Path
+) -> None:
+    run, new = hospitals("fedacs", {**ONE_STEP, "newcomers": "mean"})
+    pd.read_csv(new).iloc[:1].to_csv(tmp_path / "one.csv", index=False)
+    with pytest.raises(
+        DataError, match=r"too few samples \(1\): .* train on and to test on \(--test-fraction 0 for none"
+    ):
+        personalize(run, tmp_path / "one.csv", tmp_path / "model")
+    found = personalize(run, tmp_path / "one.csv", tmp_path / "model", test_fraction=0)
+    assert found.about["clients"][0]["samples"] == {"train": 1, "validation": 0, "test": 0}
+    assert len(predict(tmp_path / "model", new)) == len(pd.read_csv(new))

@@ -140,8 +140,6 @@ def _made(
 ) -> Dataset:
     if list(x.shape[1:]) != list(inputs["shape"]):
         raise DataError(f"a sample of {path} has shape {list(x.shape[1:])}, but the run's have {inputs['shape']}")
-    if len(x) < 3:
-        raise DataError(f"{path} has {len(x)} samples, but needs one each to train on, to choose by and to test on")
     scaling = {name: tuple(values) for name, values in inputs["scaling"].items()}
     known: dict[str, Any] = {"features": tuple(inputs["features"]), "preparation": preparation, **scaling}
     return Dataset(path.name, x, y, len(x), inputs["task"], tuple(inputs["classes"]), **known)

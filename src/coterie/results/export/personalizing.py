@@ -15,7 +15,7 @@ from coterie import randomness
 from coterie.data.dataset import Dataset
 from coterie.data.partitions import Ragged, Shares
 from coterie.data.statistics import prepared
-from coterie.errors import ConfigError, RunFolderError
+from coterie.errors import ConfigError, DataError, RunFolderError
 from coterie.results.export.model_folder import Exported, ModelFolder, drafted, opened
 from coterie.results.export.newcomer_data import read_newcomer
 from coterie.results.export.predictors import predictor
@@ -92,7 +92,9 @@ def personalize(
         if value is not None and (value < least or (what == "test_fraction" and value >= 1)):
             raise ConfigError(f"{what} is {value:g}, but must be {'at least 1' if least else 'from 0 to below 1'}")
     dataset, said = read_newcomer(Path(data), inputs, restored.config.data, label)
-    parts = restored.joined_by(_population(restored, dataset, test_fraction))
+    fraction = (restored.config.test_fraction or _TEST) if test_fraction is None else test_fraction
+    _refuse_too_few(Path(data), len(dataset), restored.config.validation, fraction)
+    parts = restored.joined_by(_population(restored, dataset, fraction))
     number = len(parts.population.shares) - 1
     client = torch.tensor([number], device=parts.engine.device)
     with torch.no_grad():
@@ -121,7 +123,17 @@ def personalize(
     return Exported(folder, about, written.onnx_files(folder))
 
 
-def _population(restored: RestoredRun, own: Dataset, test_fraction: float | None) -> Population:
+def _refuse_too_few(path: Path, count: int, validation: float, fraction: float) -> None:
+    uses = ["to train on"]
+    uses += ["to choose by, as in the run"] if validation > 0 else []
+    uses += ["to test on (--test-fraction 0 for none)"] if fraction > 0 else []
+    if count < len(uses):
+        *first, last = uses
+        listed = f"{', '.join(first)} and {last}" if first else last
+        raise DataError(f"{path} has too few samples ({count}): it needs one each {listed}")
+
+
+def _population(restored: RestoredRun, own: Dataset, fraction: float) -> Population:
     """Give the run's clients, with blanks for samples, and one more that has its own."""
     config, inputs = restored.portable_config, restored.inputs
     blank = stand_in(config, inputs, restored.result.shares)
@@ -129,7 +141,6 @@ def _population(restored: RestoredRun, own: Dataset, test_fraction: float | None
     order = torch.from_numpy(
         randomness.stream(config.seed, "partition: split", client=others).permutation(np.arange(count))
     )
-    fraction = (config.test_fraction or _TEST) if test_fraction is None else test_fraction
     tested = _part(fraction, count)
     held = _part(config.validation, count - tested)
     mine = {"test": order[:tested], "validation": order[tested : tested + held], "train": order[tested + held :]}
