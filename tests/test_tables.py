@@ -183,3 +183,42 @@ def test_tables_import_nothing_heavy() -> None:
     code = "import sys, coterie.tables; print({'torch', 'pandas', 'numpy', 'rich'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+SENTENCES = Table(
+    words("name", "of", "what it shows"),
+    (
+        Row(("fedamp-table3", "Table 3", "FedAMP and eight others where clients come in groups (practical data)")),
+        Row(("flame-appendix-quality", "Figures 13 to 20 and 36 to 43, quality skew", "How fast and how fair it is")),
+    ),
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_sentences_share_the_width_and_are_broken_between_words(width: int) -> None:
+    text = printed(SENTENCES, width)
+    assert max(map(len, text.splitlines())) <= width and "…" not in text
+    found = text.split()
+    for row in SENTENCES.rows:
+        assert all(word in found for cell in row.cells for word in str(cell).split())
+    head = next(line for line in text.splitlines() if "what it shows" in line)
+    assert width - head.index("what it shows") > head.index("what it shows") - head.index(" of ")  # long text has room
+    assert text.count("name") == 1  # one table: sentences move to one of their own only where they cannot be read
+
+
+def test_a_word_that_has_no_room_is_broken_behind_a_hyphen() -> None:
+    claims = Table(
+        words("claim", "why"),
+        (Row(("fedacs-above-local-when-scarce", "word " * 40)), Row(("x" * 30, "no hyphen"))),
+        labels=2,
+    )
+    lines = [line.split()[0] for line in printed(claims, 28).splitlines() if line.startswith(" fedacs-")]
+    assert lines and lines[0].endswith("-")
+    text = printed(claims, 28)
+    assert max(map(len, text.splitlines())) <= 28 and text.count("x") == 30
+
+
+def test_letters_that_are_two_columns_wide_are_counted_so() -> None:
+    hospitals = Table((*words("client"), *numbers("rows")), (Row(("東京大学病院", "1,200")), Row(("Köln", "7"))))
+    lines = printed(hospitals, 24).splitlines()
+    assert any("東京大学病院" in line and "1,200" in line for line in lines)

@@ -316,3 +316,10 @@ def test_lists(coterie: Coterie) -> None:
         assert said.code == 0 and len(said.out.splitlines()) > 5
     assert "number > 0" in coterie("list", "partitions", "dirichlet").out
     assert coterie("list", "models", "mlp").out.count("hidden=") == 2
+
+
+def test_nothing_is_cut_off_in_a_narrow_terminal(coterie: Coterie, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "gamma_over_history=false" in coterie("list", "algorithms", "fedpg").out
+    listed = coterie("recipe", "list").out
+    assert "…" not in listed and "pathological" in listed and max(map(len, listed.splitlines())) <= 80

@@ -122,19 +122,15 @@ def run(
 @app.command()
 def settings(protocol: ProtocolFile = None) -> None:
     """Show the settings of the protocol, and how much work a method is in each."""
-    from rich import box
-    from rich.table import Table
-
     from coterie.studies.leaderboard.protocol import OURS, load
+    from coterie.tables import Row, Table, numbers, words
 
     rules = load(protocol or OURS)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for title in ("name", "data", "clients", "partition"):
-        table.add_column(title, no_wrap=title == "name")
-    table.add_column("runs", justify="right")
-    for each in rules.settings.values():
-        table.add_row(each.name, each.data, each.presence, each.partition, str(rules.runs(each)))
-    out.print(table)
+    rows = (
+        Row((each.name, each.data, each.presence, each.partition, str(rules.runs(each))))
+        for each in rules.settings.values()
+    )
+    out.print(Table((*words("name", "data", "clients", "partition"), *numbers("runs")), tuple(rows)))
     out.print(f"Runs are those of one method, of {rules.same['rounds']} rounds each.", highlight=False)
 
 

@@ -19,13 +19,13 @@ Name = Annotated[Optional[str], typer.Argument(help="Show only this one.")]  # n
 
 def _show(entries: Iterable[CatalogueEntry]) -> None:
     from rich.padding import Padding
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     for entry in entries:
         out.print(Text.assemble((entry.name, "bold"), "  ", " · ".join(fact for fact in entry.facts if fact)))
         out.print(Padding(Text(entry.about), (0, 0, 0, 3)))
-        grid = Table.grid(padding=(0, 2))
+        grid = Table.grid("", Column(no_wrap=True), "", "", padding=(0, 2))
         for name, default, values, text in entry.options:
             setting = name if default == "" else f"{name}={default}"
             grid.add_row("   ", Text(setting, style="cyan"), Text(values, style="dim"), Text(text))

@@ -35,18 +35,11 @@ app = typer.Typer(
 @app.command(name="list")
 def list_recipes() -> None:
     """Show all recipes, a line each."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     from coterie.studies import recipes
+    from coterie.tables import Row, Table, words
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for title in ("name", "of", "what it shows"):
-        table.add_column(title, no_wrap=title != "what it shows")
-    for entry in recipes.entries():
-        table.add_row(Text(entry.name, style="cyan"), entry.source, Text(entry.title))
-    out.print(table)
+    rows = (Row((entry.name, entry.source, entry.title)) for entry in recipes.entries())
+    out.print(Table(words("name", "of", "what it shows"), tuple(rows)))
 
 
 @app.command()

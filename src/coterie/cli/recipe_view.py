@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
-from rich import box
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from coterie.cli.console import out
@@ -18,7 +16,7 @@ from coterie.studies.recipes.plans import planned, settings_of, work
 from coterie.studies.recipes.runner import chosen_parts
 from coterie.studies.recipes.schema import KINDS, Criterion, Recipe, RecipePart
 from coterie.studies.recipes.tables import decimals, not_target, written
-from coterie.tables import ABSENT
+from coterie.tables import ABSENT, Row, Table, numbers, words
 
 _ORDER = ("methods", "grid", "tune", "data", "partition", "clients", "rounds", "seeds")
 
@@ -75,22 +73,20 @@ def _brief(value: Any) -> Any:
 
 
 def _show_numbers(part: RecipePart, unit: str) -> None:
-    numbers = paper_numbers(part)
-    if not numbers:
+    printed = paper_numbers(part)
+    if not printed:
         _indented("the paper prints no numbers", "dim")
         return
-    readings = [name for name in part.readings if any(cell.reading == name for cell in numbers)]
-    settings = [label for label in settings_of(part, planned(part)) if any(c.setting == label for c in numbers)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for title in (*(["setting"] if settings != [""] else []), "paper"):
-        table.add_column(title)
-    for title in readings:
-        table.add_column(title, justify="right")
+    readings = [name for name in part.readings if any(cell.reading == name for cell in printed)]
+    settings = [label for label in settings_of(part, planned(part)) if any(c.setting == label for c in printed)]
+    labels = ("setting", "paper") if settings != [""] else ("paper",)
+    rows = []
     for label in settings:
-        for method in dict.fromkeys(cell.method for cell in numbers if cell.setting == label):
-            found = {cell.reading: cell for cell in numbers if (cell.setting, cell.method) == (label, method)}
+        for method in dict.fromkeys(cell.method for cell in printed if cell.setting == label):
+            found = {cell.reading: cell for cell in printed if (cell.setting, cell.method) == (label, method)}
             cells = [_their_number(part, found.get(name), unit) for name in readings]
-            table.add_row(*([label] if settings != [""] else []), method, *cells)
+            rows.append(Row((*([label] if settings != [""] else []), method, *cells)))
+    table = Table((*words(*labels), *numbers(*readings)), tuple(rows), labels=len(labels))
     out.print(Padding(table, (0, 0, 0, 2)))
     for entry in part.not_targets:
         _indented(f"† not a target: {entry.why}", "dim")

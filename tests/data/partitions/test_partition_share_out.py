@@ -165,6 +165,14 @@ def test_long_and_wide_tables_stay_readable() -> None:
     assert "largest class" in text and "…" in text and len(text.splitlines()) < 16
 
 
+def test_names_of_classes_are_not_broken() -> None:
+    dataset = make(600, classes=4)
+    shares = share_out(dataset, "iid", clients=3, seed=1)
+    text = shares.table(dataset.y, ("complication", "transferred", "readmitted soon", "discharged")).text(40)
+    assert all(word in text.split() for word in ("complication", "transferred", "readmitted", "discharged"))
+    assert max(map(len, text.splitlines())) <= 40
+
+
 def test_table_of_noise_groups_and_targets() -> None:
     made = load("synthetic:task=regression", seed=1)
     assert "noise" in shown(share_out(made, "quality:0.1", clients=4, seed=1), made)

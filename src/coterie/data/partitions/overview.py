@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from rich import box
-from rich.table import Table
 from torch import Tensor
 
 from coterie.data.partitions.shares import Shares
 from coterie.errors import ConfigError
+from coterie.tables import Column, Row, Table, numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,33 +44,29 @@ def table(shares: Shares, labels: Tensor, classes: Sequence[str] = (), limit: in
     """
     names = _names(labels, classes)
     counts = shares.counts(labels, len(names)) if names else None
-    view = Table(
-        title=f"{len(shares)} clients, {shares.scheme}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    for heading in ("client", *(["name"] if shares.names else []), *(["group"] if shares.groups is not None else [])):
-        view.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("train", "val", "test", *(["noise"] if shares.noise is not None else [])):
-        view.add_column(heading, justify="right", no_wrap=True)
+    groups, noise = shares.groups, shares.noise
+    whose = (*(["name"] if shares.names else []), *(["group"] if groups is not None else []))
     wide = 0 < len(names) <= _COLUMNS
-    for heading in names if wide else (["classes", "largest class"] if names else []):
-        view.add_column(heading, justify="right", overflow="fold")
+    headings = ("train", "val", "test", *(["noise"] if noise is not None else []))
+    headings += tuple(names) if wide else ("classes", "largest class") if names else ()
     sizes = torch.stack([shares.train.sizes, shares.validation.sizes, shares.test.sizes], 1)
+    rows = []
     for client in range(min(limit, len(shares))):
         row = [str(client), *shares.names[client : client + 1]]
-        row += [str(int(shares.groups[client]))] if shares.groups is not None else []
+        row += [str(int(groups[client]))] if groups is not None else []
         row += [str(int(size)) for size in sizes[client]]
-        row += [f"{float(shares.noise[client]):.3g}"] if shares.noise is not None else []
+        row += [f"{float(noise[client]):.3g}"] if noise is not None else []
         row += _cells(counts[client], names, wide) if counts is not None else []
-        view.add_row(*row)
+        rows.append(row)
     if len(shares) > limit:
-        view.add_row("…")
-    view.add_section()
-    total = ["all", *([""] if shares.names else []), *([""] if shares.groups is not None else [])]
-    total += [str(int(size)) for size in sizes.sum(0)]
-    total += [""] if shares.noise is not None else []
+        rows.append(["…", *[""] * (len(whose) + len(headings))])
+    total = ["all", *[""] * len(whose), *(str(int(size)) for size in sizes.sum(0))]
+    total += [""] if noise is not None else []
     total += _cells(counts.sum(0), names, wide) if counts is not None else []
-    view.add_row(*total)
-    return view
+    who = [Column(heading, "left" if heading == "name" else "right") for heading in ("client", *whose)]
+    shown = [Row(tuple(row), ends_section=place == len(rows)) for place, row in enumerate(rows, 1)]
+    title = f"{len(shares)} clients, {shares.scheme}"
+    return Table((*who, *numbers(*headings)), (*shown, Row(tuple(total))), title, labels=len(who))
 
 
 def _names(labels: Tensor, classes: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from coterie.tables import Table
 
 
 @dataclass(frozen=True, eq=False)
