@@ -168,3 +168,37 @@ def test_numbers_in_a_column_of_objects_are_numbers() -> None:
         "a": ("number", "mean"),
         "b": ("number", "none"),
     }
+
+
+ODD_GAPS = "age,seen,ward,hospital,died\n" + "".join(
+    f"{age},{seen},{ward},{hospital},{died}\n"
+    for age, seen, ward, hospital, died in [
+        (61, "2024-01-05", "a", "north", 1),
+        ("?", "2024-02-05", "-", "north", 0),
+        (35, "?", " ", "north", 1),
+        (" ", "2024-03-01", "b", "south", 0),
+        (108, "2024-03-02", "a", "south", 1),
+        (9, "2024-03-02", "a", "south", 0),
+    ]
+)
+
+
+def test_gaps_may_be_written_in_other_ways(tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text(ODD_GAPS)
+    table = f"table:{tmp_path}/odd.csv,label=died,client=hospital"
+    said = CliRunner().invoke(commands, ["data", "describe", table])
+    assert said.exit_code and "4 numbers and 1 texts, such as '?' in row 1: give missing=? if" in said.stderr
+    assert "column 'seen' has 5 dates and 1 texts, such as '?' in row 2: give missing=? if" in said.stderr
+    found = data.load(f"{table},missing=?+-")
+    assert [(column["kind"], column["gaps"]) for column in found.columns.values()] == [
+        *(("number", "mean"), ("date", "mean"), ("category", "own"))
+    ]
+    gaps = {name: found.x[:, place].tolist() for place, name in enumerate(found.features) if name.endswith("missing")}
+    assert gaps["age is missing"] == [0, 1, 0, 1, 0, 0] and gaps["ward is missing"] == [0, 1, 1, 0, 0, 0]
+    assert found.x[:, 0].isnan().tolist() == [False, True, False, True, False, False]
+    # Written down, the signs need not be said again.
+    said = CliRunner().invoke(commands, ["data", "describe", f"{table},missing=?+-", "--write", f"{tmp_path}/s.yaml"])
+    assert said.exit_code == 0
+    again = CliRunner().invoke(commands, ["data", "describe", f"{table},columns={tmp_path}/s.yaml"])
+    assert again.exit_code == 0 and again.stdout == said.stdout and "9 to 108" in said.stdout
+    assert data.load(f"{table},columns={tmp_path}/s.yaml").columns == found.columns

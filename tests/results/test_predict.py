@@ -281,6 +281,7 @@ def test_a_category_that_was_never_seen_is_none_of_those_that_were(taken: Callab
         "gaps": "own",
         "indicator": True,
         "categories": ['0 "a"', "intensive", "surgery"],
+        "missing": [],
     }
     from coterie.results.export.predicting import _code_of
 
@@ -295,6 +296,18 @@ def test_a_category_that_was_never_seen_is_none_of_those_that_were(taken: Callab
     # Filled, then scaled: what fills the gap is the mean of the others, which stays the mean with the gaps filled.
     prepared = dict(zip(about["features"], model.prepare(model.features(row))[0].tolist(), strict=True))
     assert prepared["lab, mmol"] == pytest.approx(0, abs=1e-5) and prepared["lab, mmol is missing"] == 1.0
+
+
+def test_signs_that_stood_for_gaps_in_training_do_so_in_new_rows(tmp_path: Path) -> None:
+    ages = ["30", "?", "50", " ", "70", "90"] * 4
+    rows = "".join(f"{age},{'-' if k % 5 == 0 else 'ab'[k % 2]},{k % 2}\n" for k, age in enumerate(ages))
+    (tmp_path / "odd.csv").write_text("age,ward,died\n" + rows)
+    table = f"table:{tmp_path}/odd.csv,label=died,missing=?+-"
+    coterie.run("local", data=table, partition="iid", clients=2, rounds=1, model="linear", out=tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "model", clients=0)
+    signs = pd.DataFrame({"age": ["?", " ", "50"], "ward": ["-", "a", " - "]})
+    empty = pd.DataFrame({"age": [None, None, "50"], "ward": [None, "a", None]})
+    assert predict(tmp_path / "model", signs).equals(predict(tmp_path / "model", empty))
 
 
 def test_gaps_are_what_pandas_takes_for_gaps() -> None:

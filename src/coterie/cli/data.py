@@ -123,14 +123,14 @@ def describe(
         raise ConfigError(f"data is {source!r}, but only a table has columns: give table:FILE,label=COLUMN")
     from coterie.data import table_overview
 
+    if write is not None and write.exists():
+        raise ConfigError(f"write is {str(write)!r}, which is there already: choose another file")
     content = found.content()
     out.print(table_overview.columns_table(found, content))
     clients = table_overview.clients_table(found, content)
     if clients is not None:
         out.print(clients)
     if write is not None:
-        if write.exists():
-            raise ConfigError(f"write is {str(write)!r}, which is there already: choose another file")
         try:
             content.schema.write(write)
         except OSError as error:

@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.data._user_data import encode_labels, encode_owner, with_statistics
 from coterie.data.dataset import Dataset
 from coterie.data.sequences import padded
-from coterie.data.table_schema import Feature, TableSchema, encode, infer, preparation_of
+from coterie.data.table_schema import Feature, TableSchema, encode, infer, preparation_of, with_gaps
 from coterie.errors import DataError
 from coterie.tasks import TaskName
 
@@ -38,6 +38,10 @@ class ColumnOptions(Protocol):
 
 class TableOptions(ColumnOptions, Protocol):
     """What is said of a table: the fields of a source that has one."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Texts that stand for a gap, besides those that always do."""
 
     @property
     def columns(self) -> Path | None:
@@ -75,13 +79,13 @@ class TableContent:
     problems: list[str]
 
 
-def checked_frame(frame: pd.DataFrame, where: str) -> pd.DataFrame:
-    """Give a table columns with names of their own, and rows that count from 0."""
+def checked_frame(frame: pd.DataFrame, where: str, missing: tuple[str, ...] = ()) -> pd.DataFrame:
+    """Give a table columns with names of their own, rows that count from 0, and gaps where texts stand for them."""
     frame = frame.copy(deep=False)
     frame.columns = [str(column) for column in frame.columns]
     if frame.columns.duplicated().any():
         raise DataError(f"{where} has two columns of the same name")
-    return frame.reset_index(drop=True)
+    return frame.reset_index(drop=True).apply(with_gaps, missing=missing)
 
 
 def content_of(
@@ -106,9 +110,9 @@ def content_of(
     unfit: list[str] = []
     known = inputs
     if schema is None and options.columns:
-        schema = TableSchema.read(options.columns.expanduser())
+        schema = TableSchema.read(options.columns.expanduser()).with_missing(options.missing)
     elif schema is None:
-        schema, unfit = infer(inputs)
+        schema, unfit = infer(inputs, options.missing)
         known = inputs[list(schema.columns)]
     features, wrong = encode(known, schema)
     if not features and not unfit:

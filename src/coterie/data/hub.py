@@ -170,6 +170,7 @@ class HubSource(UserSource):
         "auto", description="own: mean 0, deviation 1 (auto: numbers of tables); none: as they are, bytes in [0, 1]"
     )
     sequence: ClassVar[str] = ""
+    missing: ClassVar[tuple[str, ...]] = ()
 
     def load(self, folder: Path, seed: int) -> Dataset:
         """Read the data set."""

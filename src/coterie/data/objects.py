@@ -40,6 +40,7 @@ class ObjectSource(UserSource):
     name: ClassVar[str] = "object"
     shape: ClassVar[str] = "as the object has them"
     positional: ClassVar[str | None] = "what"
+    missing: ClassVar[tuple[str, ...]] = ()
 
     what: str = Field(pattern=r"^[^@:,]+@[0-9a-f]{32}$", description="what it is, and its digest")
     label: str = Field("", description="the column to predict")

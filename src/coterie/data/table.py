@@ -28,6 +28,9 @@ class TableSource(UserSource):
     label: str = Field(description="the column to predict")
     client: str = Field("", description="the column that says whose a row is")
     drop: options.Names = Field((), description="columns to leave out, as name+date")
+    missing: options.Names = Field(
+        (), description="texts that stand for a gap, as ?+-, besides blanks, NA and the like"
+    )
     columns: Path | None = Field(
         None, description="a file that says what the columns are, as `coterie data describe --write` writes it"
     )
@@ -79,7 +82,7 @@ class TableSource(UserSource):
                 frame = pd.read_parquet(path, columns=columns)
         except (OSError, ValueError, pd.errors.ParserError) as error:
             raise DataError(f"the table {path} cannot be read: {error}") from None
-        return checked_frame(frame, self._where)
+        return checked_frame(frame, self._where, self.missing)
 
     def _columns(self, path: Path) -> list[str]:
         if path.suffix.lower() == ".csv":

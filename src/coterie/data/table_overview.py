@@ -9,7 +9,7 @@ import pandas as pd
 
 from coterie.data.frames import TableContent
 from coterie.data.table import TableSource
-from coterie.data.table_schema import ColumnSchema
+from coterie.data.table_schema import ColumnSchema, with_gaps
 from coterie.tables import Row, Table, numbers, words
 
 _SHOWN = 4  # categories that are listed
@@ -19,8 +19,8 @@ def columns_table(source: TableSource, content: TableContent) -> Table:
     """List the columns: kind, gaps, and the values in short."""
     rows = []
     for name in content.frame.columns:
-        column = content.frame[name]
         known = content.schema.columns.get(name)
+        column = with_gaps(content.frame[name], known.missing if known else ())
         uses = {source.label: "label", source.client: "client", source.sequence: "sequence"}
         used = uses.get(name) or (known.kind if known else "")
         used = (

@@ -20,6 +20,7 @@ from coterie.yaml_file import read_yaml
 
 MOST_TEXTS = 100  # a column with more different texts is an identifier or free text, which one-hot columns do not help
 _MOSTLY = 0.5  # a column of texts of which more than this part are numbers was meant to hold numbers
+_GAPS = 6  # up to so many different texts among numbers may all be ways to write a gap
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 _TRUTHS = {"true": 1.0, "false": 0.0}
 
@@ -53,6 +54,7 @@ class ColumnSchema(BaseModel):
     )
     indicator: bool = Field(True, description="whether a column of its own says where gaps were")
     categories: tuple[str, ...] = Field((), description="the categories, of which each becomes a column")
+    missing: tuple[str, ...] = Field((), description="texts that stand for a gap, besides blanks, NA and the like")
     bounds: Bounds | None = Field(
         None, description="of a number or a date, between which values count where statistics are told with noise"
     )
@@ -94,6 +96,14 @@ class TableSchema(BaseModel):
         }
         return cls(columns=made)
 
+    def with_missing(self, missing: tuple[str, ...]) -> TableSchema:
+        """Add texts that stand for a gap in every column."""
+        columns = {
+            name: column.model_copy(update={"missing": tuple(dict.fromkeys((*column.missing, *missing)))})
+            for name, column in self.columns.items()
+        }
+        return TableSchema(columns=columns)
+
     def write(self, path: Path) -> None:
         """Write it down, so that :meth:`read` reads it back."""
         plain = {name: column.model_dump(mode="json", exclude_defaults=True) for name, column in self.columns.items()}
@@ -112,8 +122,24 @@ class Feature:
     bounds: tuple[float, float] | None = None
 
 
-def infer(frame: pd.DataFrame) -> tuple[TableSchema, list[str]]:
-    """Find out what the columns are; give what cannot be used too, in sentences."""
+def with_gaps(column: pd.Series[Any], missing: tuple[str, ...]) -> pd.Series[Any]:
+    """Make gaps of blank texts and of those that are said to stand for one; if numbers are left, give these."""
+    if column.dtype != object and not pd.api.types.is_string_dtype(column.dtype):
+        return column
+    gaps = {"", *(text.strip() for text in missing)}
+    found = column.map(lambda value: isinstance(value, str) and value.strip() in gaps).to_numpy(dtype=bool)
+    if not found.any():
+        return column
+    rest = column.mask(found)
+    numbers = pd.to_numeric(rest, errors="coerce")
+    return numbers if numbers.count() == rest.count() else rest
+
+
+def infer(frame: pd.DataFrame, missing: tuple[str, ...] = ()) -> tuple[TableSchema, list[str]]:
+    """Find out what the columns of a table with gaps are; give what cannot be used too, in sentences.
+
+    ``missing`` is what stood for gaps, which the schema keeps for rows that are read later.
+    """
     columns: dict[str, ColumnSchema] = {}
     problems: list[str] = []
     for name in frame.columns:
@@ -122,7 +148,7 @@ def infer(frame: pd.DataFrame) -> tuple[TableSchema, list[str]]:
             problems.append(found)
         else:
             columns[str(name)] = found
-    return TableSchema(columns=columns), problems
+    return TableSchema(columns=columns).with_missing(missing), problems
 
 
 def _infer_column(column: pd.Series[Any], name: str) -> ColumnSchema | str:
@@ -138,12 +164,9 @@ def _infer_column(column: pd.Series[Any], name: str) -> ColumnSchema | str:
     numeric = pd.to_numeric(texts, errors="coerce")
     if numeric.notna().all():  # numbers in a column of objects, as a data frame may have them
         return ColumnSchema(kind="number", gaps="mean" if has_gaps else "none")
-    if numeric.notna().mean() > _MOSTLY:
-        row = int(numeric.index[numeric.isna()][0])
-        return (
-            f"column {name!r} has {int(numeric.notna().sum())} numbers and {int(numeric.isna().sum())} texts, such as "
-            f"{texts[row]!r} in row {row}: make numbers of them, or leave them empty"
-        )
+    for what, fits in (("number", numeric.notna()), ("date", texts.str.fullmatch(_DATE))):
+        if fits.mean() > _MOSTLY:
+            return _mixed(texts[~fits], int(fits.sum()), what, name)
     found = sorted(texts.unique())
     if len(found) > MOST_TEXTS:
         return (
@@ -151,6 +174,16 @@ def _infer_column(column: pd.Series[Any], name: str) -> ColumnSchema | str:
             "or make numbers of them"
         )
     return ColumnSchema(kind="category", gaps="own" if has_gaps else "none", categories=tuple(found))
+
+
+def _mixed(others: pd.Series[Any], count: int, what: str, name: str) -> str:
+    row, found = others.index[0], others.str.strip().unique()
+    if len(found) <= _GAPS and not any("+" in text or "," in text for text in found):
+        advice = f"give missing={'+'.join(found)} if they stand for gaps, or make {what}s of them"
+    else:
+        advice = f"make {what}s of them, or leave them empty"
+    such = f"such as {others[row]!r} in row {row}"
+    return f"column {name!r} has {count} {what}s and {len(others)} texts, {such}: {advice}"
 
 
 def _kind_of(there: pd.Series[Any]) -> Literal["number", "category", "boolean", "date"]:
@@ -178,12 +211,13 @@ def encode(frame: pd.DataFrame, schema: TableSchema) -> tuple[list[Feature], lis
     for name, column in schema.columns.items():
         if name not in frame:
             continue
-        gaps = frame[name].isna().to_numpy()
+        given = with_gaps(frame[name], column.missing)
+        gaps = given.isna().to_numpy()
         if column.kind == "category":
-            features += _one_hot(frame[name], name, column.categories)
+            features += _one_hot(given, name, column.categories)
         else:
-            values = _numbers(frame[name], column.kind)
-            problems += _wrong(frame[name], values, gaps, name, column.kind)
+            values = _numbers(given, column.kind)
+            problems += _wrong(given, values, gaps, name, column.kind)
             fill: GapFilling = column.gaps if column.gaps in ("mean", "median", "zero") else ""
             features.append(Feature(name, values, column.kind != "boolean", fill, column.bounds))
         if column.gaps == "none":

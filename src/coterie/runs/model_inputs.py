@@ -30,7 +30,7 @@ def describe_inputs(population: Population) -> dict[str, Any]:
         "shape": list(dataset.input_shape),
         "features": list(dataset.features),
         "columns": {
-            name: {key: column[key] for key in ("kind", "gaps", "indicator", "categories")}
+            name: {key: column[key] for key in ("kind", "gaps", "indicator", "categories", "missing")}
             for name, column in dataset.columns.items()
         },
         "scaling": _scaling(dataset),

@@ -84,7 +84,8 @@ class ModelToFeed:
         for name, column in self.about["columns"].items():
             if name not in columns:
                 continue
-            gaps = [text in GAPS for text in columns[name]]
+            known = {*GAPS, *column.get("missing", ())}
+            gaps = [text in known or text.strip() in known for text in columns[name]]
             if column["kind"] == "category":
                 made += one_hot(columns[name], gaps, column["categories"])
             else:
