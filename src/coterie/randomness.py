@@ -18,6 +18,7 @@ import contextlib
 import functools
 import hashlib
 import math
+import random  # noqa: TID251
 from collections.abc import Iterator
 from typing import Any, TypeAlias, TypeVar
 
@@ -95,6 +96,48 @@ HostKeys: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 Keys = TypeVar("Keys", Tensor, HostKeys)
 """Keys as a tensor, or on the host as a NumPy array, whose operations are several times faster for a few keys."""
+
+
+def generator_states(device: torch.device) -> str:
+    """Give the states of the global generators that code of the user's may draw from, to tell whether it did.
+
+    Parameters
+    ----------
+    device
+        Whose generator is looked at beside those of the CPU, of Python and of NumPy.
+
+    Returns
+    -------
+    str
+        Their digest.
+    """
+    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    numpys: Any = np.random.get_state()  # noqa: NPY002
+    tensors = [each.cpu().numpy().tobytes() for each in (torch.get_rng_state(), *on_device)]
+    return _digest(*tensors, random.getstate(), numpys[1].tobytes(), numpys[2:]).hex()
+
+
+@contextlib.contextmanager
+def generators_kept(device: torch.device) -> Iterator[None]:
+    """Leave the global generators of PyTorch, Python and NumPy as they were.
+
+    Parameters
+    ----------
+    device
+        Whose generator is kept beside those of the CPU, of Python and of NumPy.
+
+    Yields
+    ------
+    None
+        While whatever draws from them may run.
+    """
+    pythons, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(pythons)
+        np.random.set_state(numpys)  # noqa: NPY002, TID251
 
 
 def _mix(value: Keys) -> Keys:

@@ -9,12 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from coterie import randomness
 from coterie.algorithms.base import Batch
-from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet
+from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees
 from coterie.compute.nets.stacked import StackedNet
+from coterie.models.calls import call_with
+from coterie.models.dropout import StreamDropout
 from coterie.models.problem import LOSSES, Problem
+from coterie.models.streams import use_streams
 
 ROWS, SAMPLES, TIMES, WIDTH = 3, 4, 5, 6
 
@@ -270,3 +274,124 @@ def test_dropout_keeps_means() -> None:
     spread = float(problem.start.norm()) / rows**0.5  # of the mean: each factor is 0 or 2, with deviation 1
     assert abs(float(got.mean() - problem.start.sum())) < 5 * spread
     assert len(got.unique()) == 16
+
+
+class InPlace(nn.Module):
+    """Changes what linear layers gave it, which PyTorch allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(WIDTH, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.one(x), inplace=True)
+        return self.three(torch.relu_(self.two(x))).mul_(2)
+
+
+def test_the_fused_step_of_a_model_that_works_in_place() -> None:
+    problem, nets = nets_of(InPlace())
+    params, x = 0.5 * drawn(ROWS, problem.layout.size), drawn(ROWS, SAMPLES, WIDTH, number=1)
+
+    def losses(outputs: Tensor) -> Tensor:
+        return outputs.square().flatten(1).sum(1)
+
+    leaf = params.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(losses(nets[-1].outputs(leaf, x)).sum(), leaf)
+    moved, still = params.clone(), torch.ones(ROWS, SAMPLES, dtype=torch.float64)
+    batch = Batch(nets[0], lambda outputs, _: outputs.sum(-1), x, still, still, still[:, 0])
+    nets[0].descend_(moved, torch.ones(ROWS, 1, dtype=torch.float64), batch, losses)
+    torch.testing.assert_close(params - moved, wanted, rtol=1e-10, atol=1e-12)
+
+
+class HalfTrained(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed, self.head = nn.Linear(WIDTH, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.fixed(x)
+        return self.head(x)
+
+
+def test_a_net_that_trains_what_the_model_does_not_is_found_out() -> None:
+    _, (stacked, vectorised, plain) = nets_of(HalfTrained())
+    x = drawn(2, 3, WIDTH)
+    assert agrees(stacked, plain, x, 1e-4) and not agrees(stacked, plain, x, 1e-4, training=True)
+    assert agrees(vectorised, plain, x, 1e-4, training=True)
+
+
+def test_dropout_where_times_are_first_belongs_to_samples() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.head = nn.Dropout(0.5), nn.Linear(WIDTH, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.drop(x.transpose(0, 1)).sum(0))
+
+    x = drawn(ROWS, SAMPLES, TIMES, WIDTH)
+    problem = Problem.of(Turned(), "regression", dtype=torch.float64, sample=x[0])
+    key = randomness.keys(1, "families", 0, torch.arange(ROWS))
+    for kind in (StackedNet, VmapNet, ModuleNet):
+        net = kind(problem.module, problem.layout)
+        params = problem.start.expand(ROWS, -1)
+        whole = net.outputs(params, x, key)
+        torch.testing.assert_close(net.outputs(params, x[:, :2], key), whole[:, :2], rtol=1e-12, atol=1e-12)
+        if kind is StackedNet:
+            wanted = whole
+        torch.testing.assert_close(whole, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_between_layers_of_a_packed_sequence(kind: type[nn.RNNBase]) -> None:
+    layer = kind(WIDTH, 3, num_layers=3, bidirectional=True, dropout=0.4, batch_first=True).double().eval()
+    ours = nn.Sequential(copy.deepcopy(layer))
+    use_streams(ours)
+    x = pack_padded_sequence(drawn(4, 5, WIDTH), torch.tensor([3, 5, 1, 4]), batch_first=True, enforce_sorted=False)
+    plain, wanted = ours(x)[0].data, layer(x)[0].data  # without a key nothing is dropped
+    assert torch.equal(plain, wanted)
+    with torch.no_grad():
+        for each in ours.modules():
+            if isinstance(each, StreamDropout):
+                each.key = torch.ones((), dtype=torch.int64)
+        assert not torch.equal(ours(x)[0].data, wanted)
+
+
+def test_a_layer_with_two_names_is_given_back_its_own_parameters() -> None:
+    shared = nn.Linear(WIDTH, WIDTH)
+    module = nn.Sequential(shared, nn.Tanh(), nn.Sequential(shared))
+    own = shared.weight
+    given = {name: value + 1 for name, value in module.named_parameters()}
+    once = copy.deepcopy(module)
+    once.load_state_dict(given, strict=False)
+    x = drawn(2, WIDTH).float()
+    assert torch.equal(call_with(module, given, (x,)), once(x))
+    assert shared.weight is own
+
+
+def test_what_a_models_own_train_keeps_in_evaluation_stays_there() -> None:
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+            self.head = nn.Linear(4, 3)
+
+        def train(self, mode: bool = True) -> Kept:
+            super().train(mode)
+            self.body.eval()
+            return self
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x))
+
+    problem, nets = nets_of(Kept())
+    assert not problem.statistics.size
+    assert not any(net.uses_dropout for net in nets)
+
+
+def test_a_complex_buffer_keeps_its_imaginary_part() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("turn", torch.tensor([1 + 2j, 3 - 1j]))
+    problem = Problem.of(module, "regression", dtype=torch.float64)
+    assert torch.equal(problem.module.turn, torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128))

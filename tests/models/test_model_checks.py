@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils import spectral_norm as old_spectral_norm
+from torch.nn.utils import weight_norm as old_weight_norm
+from torch.utils.checkpoint import checkpoint
 
-from coterie import models
+from coterie import models, randomness
 from coterie.errors import ModelError
 from coterie.models import checks
 
@@ -18,6 +22,18 @@ SHAPES = {entry.name: entry.input_shape for entry in models.describe()}
 
 class OwnAttention(nn.MultiheadAttention):
     """Who knows what it does."""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_a_hook_computes():
+    with pytest.raises(ModelError, match=r"use torch.nn.utils.parametrizations.weight_norm"):
+        models.check(wrapped(old_weight_norm(nn.Linear(4, 4))))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript():
+    with pytest.raises(ModelError, match="compiled by TorchScript"):
+        models.check(wrapped(torch.jit.script(nn.Linear(4, 4))))
 
 
 def wrapped(layer: nn.Module) -> nn.Module:
@@ -40,6 +56,8 @@ def wrapped(layer: nn.Module) -> nn.Module:
         (OwnAttention(4, 2, dropout=0.1), "dropout=0.1"),
         (nn.LSTM(4, 4, proj_size=2), "proj_size=0"),
         (nn.Embedding(3, 4, max_norm=1.0), "max_norm=None"),
+        (nn.Embedding(3, 4, sparse=True), "sparse=False"),
+        (nn.Embedding(3, 4, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
         (old_spectral_norm(nn.Linear(4, 4)), "spectral normalisation"),
         (parametrizations.spectral_norm(nn.Linear(4, 4)), "spectral normalisation"),
         (nn.LazyLinear(4), "without a shape yet"),
@@ -130,6 +148,71 @@ class Shrinking(nn.Linear):
         with torch.no_grad():
             self.weight.mul_(0.9)
         return super().forward(x)
+
+
+class Hidden(nn.Module):
+    """What a probe that looks at outputs alone does not see."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.layer, self.before, self.passes = what, nn.Linear(3, 2), nn.Linear(3, 3), 0
+        self.own = [self.before.weight]
+
+    def forward(self, x):
+        out = self.layer(x)
+        match self.what:
+            case "seldom":
+                return out + 1 if torch.rand(()) < 1e-9 else out
+            case "numpy":
+                return out + 1 if importlib.import_module("numpy.random").rand() < 1e-9 else out
+            case "python":
+                return out + 1 if importlib.import_module("random").random() < 1e-9 else out
+            case "pairs":
+                return out + out.view(-1, 2, 2).flip(1).flatten(0, 1) if len(out) % 2 == 0 else out
+            case "first":
+                return out - out[:1]
+            case "running sum":
+                return out.cumsum(0)
+            case "bound":
+                self.layer.weight.data.clamp_(-9, 9)
+            case "spoilt":
+                return torch.sigmoid(out).mul_(2)
+            case "again":
+                return self.layer(checkpoint(lambda v: torch.tanh(self.before(v)), x, use_reentrant=False))
+            case "beside":
+                return self.layer(torch.tanh(x @ self.own[0].T))
+            case "untrained":
+                return out.detach()
+            case "undefined":
+                return out * float("nan")
+            case "counts":
+                self.passes += 1
+                return out * self.passes
+            case "times first":
+                return F.dropout(torch.stack([out, out]), 0.5)[1]
+        return out
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        *((what, "forward draws random numbers of its own; use nn.Dropout") for what in ("seldom", "numpy", "python")),
+        *((what, "depends on the other samples") for what in ("pairs", "first", "running sum")),
+        ("bound", "parameter 'layer.weight' changes in forward"),
+        ("spoilt", "changes in place what its gradient needs"),
+        ("again", "other parameters than those it is called with, as torch.utils.checkpoint"),
+        ("beside", "take parameters from the module itself"),
+        ("untrained", "no parameter that is trained"),
+        ("undefined", "gives NaN"),
+        ("counts", "keep nothing from one pass for the next"),
+        ("times first", "dropout meets a tensor whose first axis is not the sample"),
+    ],
+)
+def test_what_outputs_do_not_show_is_refused(what, message):
+    module, states = Hidden(what), randomness.generator_states(torch.device("cpu"))
+    with pytest.raises(ModelError, match=message):
+        models.check(module, torch.sin(torch.arange(12.0)).view(4, 3))
+    assert randomness.generator_states(torch.device("cpu")) == states
 
 
 @pytest.mark.parametrize(

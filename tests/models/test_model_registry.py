@@ -262,3 +262,15 @@ def test_import_path_is_malformed(name):
 def test_module_that_fails_on_import(user):
     with pytest.raises(ModelError, match="the module was found, but raised ZeroDivisionError"):
         models.build("import:broken_for_test:Net", (1,), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("false", False), ("True", True), ("none", None), ("2", 2), ("relu", "relu")]
+)
+def test_options_of_ones_own_model_are_values(text, value, tmp_path, monkeypatch):
+    (tmp_path / "optional_for_test.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Linear):\n"
+        "    def __init__(self, given):\n        super().__init__(1, 1)\n        self.given = given\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert models.build(f"import:optional_for_test:Net:given={text}", (1,), 2).given == value

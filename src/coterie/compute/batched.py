@@ -32,7 +32,7 @@ from coterie.compute.engine import Call, Engine, Predict, finished, in_client_or
 from coterie.compute.nets.folded import FoldedNet
 from coterie.compute.nets.layers import Convolution
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees, branches_on_values
-from coterie.compute.nets.stacked import Kernel, StackedNet, make_net
+from coterie.compute.nets.stacked import Kernel, stacked_nets
 from coterie.compute.sample_costs import bytes_of_sample
 from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule, call_directly, even_width, make_schedule, split_of
@@ -118,28 +118,30 @@ class BatchedEngine(Engine):
 
     def _make_net(self) -> RowNet:
         module, layout = self.problem.module, self.problem.layout
-        net = make_net(module, layout, self.kernel, self.convolution)
-        if isinstance(net, FoldedNet) and branches_on_values(module, self.probe()[0]):
-            net = VmapNet(module, layout)
-        if isinstance(net, StackedNet | FoldedNet) and not agrees(net, ModuleNet(module, layout), self.probe(), 1e-4):
-            net = VmapNet(module, layout)
-        elif isinstance(net, ModuleNet):  # so that it is known whether the model draws random numbers
-            agrees(net, net, self.probe(), 1e-4)
-        if isinstance(net, VmapNet):
-            self.kernel = "vmap"
-            try:
-                sound = agrees(net, ModuleNet(module, layout), self.probe(), 1e-4, backward=True)
-            except Exception as error:
-                raise ModelError(
-                    f"{type(module).__name__} cannot be run for several clients at once ({user_code.explain(error)}): "
-                    "use --engine loop"
-                ) from error
-            if not sound:
-                raise ModelError(
-                    f"{type(module).__name__} gives other outputs when it is run for several clients at once: "
-                    "use --engine loop"
-                )
-        return net
+        plain = ModuleNet(module, layout)
+        if self.kernel == "module":
+            agrees(plain, plain, self.probe(), 1e-4)  # so that it is known whether the model draws random numbers
+            return plain
+        for net in stacked_nets(module, layout, self.convolution) if self.kernel == "stacked" else ():
+            if isinstance(net, FoldedNet) and branches_on_values(module, self.probe()[0]):
+                continue
+            if agrees(net, plain, self.probe(), 1e-4, training=True):
+                return net
+        self.kernel = "vmap"
+        vectorised = VmapNet(module, layout)
+        try:
+            sound = agrees(vectorised, plain, self.probe(), 1e-4, training=True, raising=True)
+        except Exception as error:
+            raise ModelError(
+                f"{type(module).__name__} cannot be run for several clients at once ({user_code.explain(error)}): "
+                "use --engine loop"
+            ) from error
+        if not sound:
+            raise ModelError(
+                f"{type(module).__name__} gives other outputs when it is run for several clients at once: "
+                "use --engine loop"
+            )
+        return vectorised
 
     def measure(self, batch: int) -> None:
         """Time all ways to compute convolutions, with batches of this size (0: all samples), and use the fastest."""

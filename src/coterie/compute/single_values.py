@@ -56,7 +56,7 @@ def _single_valued(engine: Engine) -> str | None:
     for prefix, layer in norms_of(engine.problem.module):
 
         def look(module: nn.Module, given: tuple[Tensor, ...], name: str = prefix.removesuffix(".")) -> None:
-            if given[0][0].numel() == given[0].shape[1]:
+            if given[0].numel() == given[0].shape[1]:
                 found.append(f"layer {name!r} (BatchNorm)")
 
         hooks.append(layer.register_forward_pre_hook(look))

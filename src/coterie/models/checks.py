@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from coterie import randomness
 from coterie.errors import ModelError
 from coterie.models.batch_norm import PLAIN, RowBatchNorm, use_running_statistics
+from coterie.models.calls import call_with
 from coterie.models.dropout import FunctionCalls, StreamDropout
 from coterie.models.own_buffers import find_own_buffers, own_buffers, set_mode
 from coterie.models.streams import FORMS
@@ -25,7 +30,6 @@ _RANDOM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
 )
-_NORMALISERS = "use nn.GroupNorm or nn.LayerNorm, or one of the models resnet18_gn, nfresnet18_fedpg, nfresnet18_full"
 _DROPOUT = "use nn.Dropout, whose masks come from the experiment's own random numbers"
 
 
@@ -35,9 +39,10 @@ def check(module: nn.Module, sample: Tensor | None = None) -> None:
     BatchNorm layers are tried in evaluation: in training they are meant to look at the whole batch. So is a module that
     changes buffers of its own in training, which it may; in evaluation it may not. Layers that are known to keep
     statistics in another way, or to draw random numbers of their own are found by type. What hides in a ``forward`` of
-    the user's is found by running it, if inputs are given: it may change neither its parameters nor its inputs; two
-    passes over the same inputs may not differ (with dropout, which is ours to draw, switched off); and what it gives
-    for a sample may not depend on the other samples of the batch.
+    the user's is found by running it, if inputs are given: it may change neither its parameters nor its inputs; it may
+    draw nothing (dropout, which is ours to draw, is switched off), and two passes over the same inputs may not differ;
+    what it gives for a sample may not depend on the other samples of the batch, nor may the sample's masks of dropout;
+    and it must have a gradient, taken at the parameters that it is called with.
 
     Parameters
     ----------
@@ -85,6 +90,16 @@ def _problems(layer: nn.Module) -> Iterator[str]:
         yield f"projects its hidden state (proj_size={layer.proj_size}); set proj_size=0 and use a layer nn.Linear"
     if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
         yield "rescales its weights in forward (max_norm); set max_norm=None"
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse:
+        yield "has sparse gradients, but rows are dense; set sparse=False"
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.scale_grad_by_freq:
+        yield "scales gradients by how often a word is in the batch, padding included; set scale_grad_by_freq=False"
+    if isinstance(layer, torch.jit.ScriptModule):
+        yield "is compiled by TorchScript; use the module that it was made from"
+    if type(layer).__name__ == "OptimizedModule":
+        yield "is compiled by torch.compile; use the module that it was made from, and --compile"
+    if any(isinstance(hook, WeightNorm) for hook in layer._forward_pre_hooks.values()):
+        yield "keeps weights that are computed by a hook; use torch.nn.utils.parametrizations.weight_norm"
     hooked = any(isinstance(hook, SpectralNorm) for hook in layer._forward_pre_hooks.values())
     if hooked or type(layer).__name__ == "_SpectralNorm":
         yield "keeps a power iteration that changes in forward; use plain weights instead of spectral normalisation"
@@ -92,56 +107,152 @@ def _problems(layer: nn.Module) -> Iterator[str]:
 
 def _run(module: nn.Module, sample: Tensor) -> None:
     # A copy, so that a forward that changes its buffers cannot change the caller's. What is frozen may be large, and is
-    # not copied: whether it changes is told by its version.
-    frozen = {name: value for name, value in module.named_parameters() if not value.requires_grad}
-    versions = {name: value._version for name, value in frozen.items()}
-    trial = copy.deepcopy(module, {id(value): value for value in frozen.values()}).train()
+    # not copied.
+    frozen = {id(value): value for value in module.parameters() if not value.requires_grad}
+    trial = copy.deepcopy(module, frozen).train()
     use_running_statistics(trial)
+    dropouts = _without_dropout(trial)
+    find_own_buffers(trial, sample.clone())
+    given = sample.clone()
+    # In TF32, batches of two sizes differ by more than sums in another order.
+    with randomness.generators_kept(sample.device), torch.no_grad(), FunctionCalls(None), tf32(False):
+        for training in (True, False) if own_buffers(trial) else (False,):
+            set_mode(trial, training)
+            first = _twice(trial, given, training)
+        _refuse_wrong_shape(first, sample)
+        _refuse_neighbours(trial, given, first)
+        _refuse_unsteady_dropout(trial, given, dropouts)
+        _refuse_other_gradients(trial, given)
+
+
+def _without_dropout(trial: nn.Module) -> dict[StreamDropout, float]:
+    """Switch off what a module drops; give the layers that draw from streams, with how much they drop."""
+    found = {layer: layer.p for layer in trial.modules() if isinstance(layer, StreamDropout)}
     for layer in trial.modules():
         if isinstance(layer, nn.Dropout | StreamDropout):
             layer.p = 0.0
-        elif isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        elif isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and type(layer) not in FORMS.values():
             layer.dropout = 0.0
-    find_own_buffers(trial, sample.clone())
-    weights = {name: value.clone() for name, value in trial.named_parameters() if name not in frozen}
-    given = sample.clone()
-    devices = [sample.device] if sample.is_cuda else []
-    # In TF32, batches of two sizes differ by more than sums in another order.
-    with torch.random.fork_rng(devices=devices), torch.no_grad(), FunctionCalls(None), tf32(False):
-        for training in (True, False) if own_buffers(trial) else (False,):
-            set_mode(trial, training)
-            first = _twice(trial, given, sample, training, lambda: _refuse_changes(trial, weights, versions))
-        _refuse_wrong_shape(first, sample)
-        if len(sample) > 1:
-            half = len(sample) // 2
-            if not _same(first[:half], trial(given[:half].clone())):
-                raise ModelError(
-                    "what forward gives for a sample depends on the other samples of the batch; compute each sample by "
-                    "itself (dim 0 is the sample: no mean, sort or softmax over it)"
-                )
+    return found
 
 
-def _twice(
-    trial: nn.Module, given: Tensor, sample: Tensor, training: bool, refuse_changes: Callable[[], None]
-) -> Tensor:
+class _Writes(TorchDispatchMode):
+    """While it is entered, notes which memory is written to in place, through ``.data`` and views too."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | (kwargs or {})
+        for each in func._schema.arguments:
+            if each.alias_info is not None and each.alias_info.is_write:
+                value = given.get(each.name)
+                tensors = value if isinstance(value, list | tuple) else [value]
+                self.places |= {one.untyped_storage().data_ptr() for one in tensors if isinstance(one, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+    def wrote(self, value: Tensor) -> bool:
+        """Return whether a tensor that is still there was written to."""
+        return value.untyped_storage().data_ptr() in self.places
+
+
+def _twice(trial: nn.Module, given: Tensor, training: bool) -> Tensor:
     """Run a module twice on the same inputs, from the same buffers; give its first outputs."""
     before = {name: value.clone() for name, value in trial.named_buffers()}
-    passes: list[Tensor] = []
+    parameters = {name: (value, value.data_ptr()) for name, value in trial.named_parameters()}
+    drawn = randomness.generator_states(given.device)
+    passes: list[Any] = []
     for _ in range(2):
-        passes.append(trial(given))
-        if not torch.equal(given, sample):
+        with _Writes() as writes:
+            passes.append(trial(given))
+        if writes.wrote(given):
             raise ModelError("forward changes its inputs in place; work on a new tensor (x = x + 1, not x += 1)")
-        refuse_changes()
+        _refuse_changes(trial, parameters, writes)
         _refuse_changed_buffers(trial, before, training)
         for each in own_buffers(trial):
             setattr(each.owner, each.short, before[each.name].clone())
     if not isinstance(passes[0], Tensor):
         raise ModelError(f"forward gives a {type(passes[0]).__name__}; it must give one tensor of outputs")
+    # Not by the outputs alone: what is drawn may seldom change them, as with a layer that is now and then left out.
+    if randomness.generator_states(given.device) != drawn:
+        raise ModelError(f"forward draws random numbers of its own; {_DROPOUT}")
     if not _same(*passes):
         raise ModelError(
-            f"two passes over the same inputs differ, so forward draws random numbers of its own; {_DROPOUT}"
+            "two passes over the same inputs differ; forward must be a function of inputs and parameters: keep nothing "
+            "from one pass for the next, and draw no random numbers"
         )
-    return passes[0]
+    if bool(passes[0].isnan().any()):
+        raise ModelError("forward gives NaN for samples of the data; look for a division by 0, or a logarithm of it")
+    first: Tensor = passes[0]
+    return first
+
+
+def _refuse_neighbours(trial: nn.Module, given: Tensor, first: Tensor) -> None:
+    """Compare with the outputs in a smaller batch, and in a larger one with other neighbours."""
+    half = max(1, len(given) // 2)
+    turned = torch.cat([given.roll(1, 0), given])
+    if not _same(first[:half], trial(given[:half].clone())) or not _same(
+        torch.cat([first.roll(1, 0), first]), trial(turned)
+    ):
+        raise ModelError(
+            "what forward gives for a sample depends on the other samples of the batch; compute each sample by "
+            "itself (dim 0 is the sample: no mean, sort or softmax over it)"
+        )
+
+
+def _refuse_unsteady_dropout(trial: nn.Module, given: Tensor, dropouts: dict[StreamDropout, float]) -> None:
+    """See that a sample's masks do not depend on how many samples are behind it, which may be padding."""
+    key = torch.ones((), dtype=torch.int64, device=given.device)
+    try:
+        for layer, p in dropouts.items():
+            layer.p, layer.key = p, key
+        with FunctionCalls(key):
+            alone = trial(given)
+        with FunctionCalls(key):
+            followed = trial(torch.cat([given, given]))[: len(given)]
+    finally:
+        for layer in dropouts:
+            layer.p, layer.key = 0.0, torch.zeros_like(key)
+    if not _same(alone, followed):
+        raise ModelError(
+            "dropout meets a tensor whose first axis is not the sample, so that a sample's masks would depend on the "
+            "other samples of the batch; drop before the axes change places, or use a layer nn.Dropout"
+        )
+
+
+def _refuse_other_gradients(trial: nn.Module, given: Tensor) -> None:
+    """See that a module computes with the parameters that it is called with, in its backward pass too."""
+    own = {name: value for name, value in trial.named_parameters() if value.requires_grad}
+    moved = {name: (value * 1.01 + 0.01).detach().requires_grad_() for name, value in own.items()}
+    with torch.enable_grad():
+        called = _gradients(call_with(trial, dict(moved), (given,)), moved)
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(moved[name])
+        plain = _gradients(trial(given), own)
+    if not all(_same(*pair) for pair in zip(called, plain, strict=True)):
+        raise ModelError(
+            "forward computes with other parameters than those it is called with, as torch.utils.checkpoint does in "
+            "the backward pass; take parameters from the module itself, and leave checkpointing out"
+        )
+
+
+def _gradients(outputs: Tensor, own: Mapping[str, Tensor]) -> list[Tensor]:
+    """Give outputs and their gradient; a parameter that changes nothing has zeros."""
+    if not outputs.requires_grad:
+        raise ModelError("no parameter that is trained changes what forward gives: is it computed under torch.no_grad?")
+    weights = torch.arange(1.0, outputs.numel() + 1, device=outputs.device).cos().view(outputs.shape)
+    try:
+        found = torch.autograd.grad((outputs * weights).sum(), list(own.values()), allow_unused=True)
+    except RuntimeError as error:
+        if "inplace operation" not in str(error):
+            raise
+        raise ModelError(
+            "forward changes in place what its gradient needs; work on a new tensor (x = x * 2, not x.mul_(2))"
+        ) from error
+    zeros = (torch.zeros_like(value) for value in own.values())
+    return [outputs, *(zero if each is None else each for each, zero in zip(found, zeros, strict=True))]
 
 
 def _refuse_changed_buffers(trial: nn.Module, before: dict[str, Tensor], training: bool) -> None:
@@ -151,8 +262,8 @@ def _refuse_changed_buffers(trial: nn.Module, before: dict[str, Tensor], trainin
             continue
         if name not in moving:
             raise ModelError(
-                f"buffer {name!r} changes in forward to what is no number of the same shape and type, so that it is no "
-                f"row; {_NORMALISERS}, or keep its shape"
+                f"buffer {name!r} changes in forward, and is no row: it must keep its shape and its type, a float, "
+                "int64 or int32; for statistics of a batch, use nn.BatchNorm1d, nn.BatchNorm2d or nn.BatchNorm3d"
             )
         if not training:
             raise ModelError(
@@ -161,17 +272,13 @@ def _refuse_changed_buffers(trial: nn.Module, before: dict[str, Tensor], trainin
             )
 
 
-def _refuse_changes(trial: nn.Module, weights: dict[str, Tensor], versions: dict[str, int]) -> None:
+def _refuse_changes(trial: nn.Module, before: dict[str, tuple[nn.Parameter, int]], writes: _Writes) -> None:
     for name, value in trial.named_parameters():
-        same = value._version == versions[name] if name in versions else _equal(weights.get(name), value)
-        if not same:
+        known = before.get(name)
+        if known is None or known[0] is not value or known[1] != value.data_ptr() or writes.wrote(value):
             raise ModelError(
                 f"parameter {name!r} changes in forward, but only training may change it; compute a new tensor from it"
             )
-
-
-def _equal(before: Tensor | None, value: Tensor) -> bool:
-    return before is not None and torch.equal(before, value)
 
 
 def _refuse_wrong_shape(outputs: Tensor, sample: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -29,6 +30,8 @@ class StreamDropout(nn.Module):
     """
 
     key: Tensor
+    axis = 0
+    """The axis of the samples in what enters the layer; 1 where a model has times first."""
 
     def __init__(self, p: float, number: int) -> None:
         super().__init__()
@@ -48,7 +51,9 @@ class StreamDropout(nn.Module):
         Tensor
             Activations with elements dropped and the others scaled by ``1 / (1 - p)``.
         """
-        return x * self.factors(self.key, x) if self.p > 0 else x
+        if self.p == 0:
+            return x
+        return x * self.factors(self.key, x.movedim(self.axis, 0)).movedim(0, self.axis)
 
     def factors(self, key: Tensor, x: Tensor) -> Tensor:
         """Give 0 where an element is dropped and ``1 / (1 - p)`` elsewhere, or 1 everywhere if ``key`` is 0.
@@ -88,6 +93,12 @@ class StreamDropout(nn.Module):
         """
         if self.p == 0:
             return x
+        if self.axis:
+            first = x.movedim(self.axis, 0).contiguous()
+            return self._dropped(key, first).movedim(0, self.axis)
+        return self._dropped(key, x)
+
+    def _dropped(self, key: Tensor, x: Tensor) -> Tensor:
         if not kernels.usable(x):
             return x * self.factors(key, x.unflatten(0, (len(key), -1))).flatten(0, 1)
         from coterie.kernels.dropout import DropoutRule, drop
@@ -113,6 +124,31 @@ class StreamDropout(nn.Module):
             The layer's settings.
         """
         return f"p={self.p}"
+
+
+def find_sample_axes(module: nn.Module, layers: list[StreamDropout], sample: Tensor) -> None:
+    """Tell dropout layers which axis is the sample: the one that is as long as the batch, in batches of two sizes.
+
+    A model that fails on the sample has no such layers: what is wrong with it is said when it meets real ones.
+    """
+    shapes: dict[StreamDropout, list[torch.Size]] = {layer: [] for layer in layers}
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, given: shapes[layer].append(given[0].shape)) for layer in layers
+    ]
+    sizes = (len(sample), len(sample) - 1)
+    try:
+        with torch.no_grad(), FunctionCalls(None), contextlib.suppress(Exception):
+            for size in sizes:
+                module(sample[:size].clone())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for layer, seen in shapes.items():
+        calls = len(seen) // 2
+        pairs = list(zip(seen[:calls], seen[calls:], strict=False))
+        axes = {tuple(i for i, pair in enumerate(zip(*each, strict=False)) if pair == sizes) for each in pairs}
+        if axes == {(1,)}:
+            layer.axis = 1
 
 
 @functools.lru_cache(maxsize=256)

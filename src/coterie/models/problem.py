@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -24,6 +25,7 @@ from coterie.models.batch_norm import (
     use_running_statistics,
 )
 from coterie.models.buffer_policy import policies
+from coterie.models.dropout import StreamDropout, find_sample_axes
 from coterie.models.own_buffers import find_own_buffers, freeze, moving_buffers, own_buffers, set_mode
 from coterie.models.streams import use_streams
 from coterie.rows import Layout
@@ -175,21 +177,36 @@ class Problem:
         use_streams(module)
         use_running_statistics(module)
         module.register_forward_hook(logits_alone)
-        module.to(device=device, dtype=dtype)
+        if not all(value.is_floating_point() for value in module.parameters()):
+            raise ModelError(
+                f"{type(module).__name__} has parameters that are not real floating-point numbers; keep the parts of a "
+                "complex one in two (torch.complex joins them)"
+            )
+        imaginary = {name: value for name, value in module.named_buffers() if value.is_complex()}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Casting complex values to real")
+            module.to(device=device, dtype=dtype)
+        for name, value in imaginary.items():  # of which that has left the real parts
+            owner, _, short = name.rpartition(".")
+            setattr(module.get_submodule(owner), short, value.to(device=device, dtype=dtype.to_complex()))
         module.train()
         if sample is not None:
             find_own_buffers(module, sample.to(device))
         given = policies(
             buffers, [*(name for name, _ in layers_of(module)), *(each.name for each in own_buffers(module))]
         )
+        # A module's own train() may keep parts of it in evaluation, as that of a frozen body often does.
         for name, layer in layers_of(module):
-            layer.frozen = given.get(name) == "frozen"
+            layer.frozen = given.get(name) == "frozen" or not layer.training
         for each in own_buffers(module):
             if given.get(each.name) == "frozen":
                 freeze(each)
         set_mode(module, training=False)
-        if not all(value.is_floating_point() for value in module.parameters()):
-            raise ModelError(f"{type(module).__name__} has parameters that are not floating-point numbers")
+        drops = [layer for layer in module.modules() if isinstance(layer, StreamDropout)]
+        for drop in drops:
+            drop.p = drop.p if drop.training else 0.0
+        if sample is not None and any(drop.p for drop in drops):
+            find_sample_axes(module, drops, sample.to(device))
         layout = Layout.of(module, {name: (name,) for name, _ in module.named_children()})
         start = layout.row_of(dict(module.named_parameters()))
         running = statistics_row(module, start)

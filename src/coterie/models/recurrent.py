@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from coterie.errors import ModelError
 from coterie.models.dropout import StreamDropout
@@ -55,7 +55,7 @@ class AffineMaps:
 
 
 def recur(
-    layer: nn.RNNBase, weights: Rows, rows: int, x: Tensor, state: State, drop: Drop, maps: AffineMaps
+    layer: nn.RNNBase, weights: Rows, rows: int, x: Tensor | PackedSequence, state: State, drop: Drop, maps: AffineMaps
 ) -> tuple[Tensor, Any]:
     """Apply a recurrent layer with stacked weights ``[rows, ...]`` to folded inputs, and give what the layer gives."""
     if isinstance(x, PackedSequence):
@@ -136,9 +136,38 @@ def _affine(weights: Rows, kind: str, suffix: str) -> Rows:
     return {own: weights[name] for own, name in names.items() if name in weights}
 
 
-def _plain(layer: nn.RNNBase, x: Tensor, state: State) -> tuple[Tensor, Any]:
+def _packed(layer: nn.RNNBase, given: PackedSequence, state: State) -> tuple[PackedSequence, Any]:
+    """Run a layer with its own weights on a packed sequence, one level after another, with dropout between them."""
+    run: Any = getattr(torch._VF, layer.mode.lower())
+    start = state if isinstance(state, tuple) else (state,) * (2 if layer.mode == "LSTM" else 1)
+    directions = 2 if layer.bidirectional else 1
+    ends: list[tuple[Tensor, ...]] = []
+    for level in range(layer.num_layers):
+        if level:
+            padded, lengths = pad_packed_sequence(given, batch_first=True)  # masks belong to samples
+            between: Any = layer.get_submodule(f"between.{level - 1}")
+            given = pack_padded_sequence(between(padded), lengths, batch_first=True, enforce_sorted=False)
+        here = slice(level * directions, (level + 1) * directions)
+        zeros = given.data.new_zeros(directions, int(given.batch_sizes[0]), layer.hidden_size)
+        first = [zeros if each is None else _sorted(each[here], given.sorted_indices) for each in start]
+        weights = [weight for each in layer.all_weights[here] for weight in each]
+        options = (weights, layer.bias, 1, 0.0, layer.training, layer.bidirectional)
+        data, *last = run(given.data, given.batch_sizes, first if len(first) > 1 else first[0], *options)
+        ends.append(tuple(_sorted(each, given.unsorted_indices) for each in last))
+        given = PackedSequence(data, given.batch_sizes, given.sorted_indices, given.unsorted_indices)
+    final = tuple(torch.cat(each) for each in zip(*ends, strict=True))
+    return given, final if len(final) > 1 else final[0]
+
+
+def _sorted(state: Tensor, order: Tensor | None) -> Tensor:
+    return state if order is None else state.index_select(1, order)
+
+
+def _plain(layer: nn.RNNBase, x: Tensor | PackedSequence, state: State) -> tuple[Any, Any]:
     """Run a layer with its own weights for one client."""
-    if x.dim() == 2:  # a single sequence without an axis of samples
+    if isinstance(x, PackedSequence) and not _written_out.get():
+        return _packed(layer, x, state)
+    if isinstance(x, Tensor) and x.dim() == 2:  # a single sequence without an axis of samples
         axis = 0 if layer.batch_first else 1
         wide: State = tuple(each.unsqueeze(1) for each in state) if isinstance(state, tuple) else state  # type: ignore[assignment]
         wide = wide.unsqueeze(1) if isinstance(wide, Tensor) else wide

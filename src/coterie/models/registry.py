@@ -328,6 +328,9 @@ def _validated(entry: _ModelEntry, given: Mapping[str, object]) -> dict[str, obj
 
 
 def _literal(text: str) -> object:
+    words: dict[str, object] = {"true": True, "false": False, "none": None}  # as everywhere else on the command line
+    if text.lower() in words:
+        return words[text.lower()]
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -20,12 +20,15 @@ from coterie.user_code.copies import as_given, module_of_copy
 IMPORT = "import:"
 """What the name of something of the user's own begins with."""
 
+_LONGEST = 500  # characters of what somebody else's code says
 _SPEC = re.compile(r"import:([\w.]+):(\w+)")
 
 
 def explain(error: BaseException) -> str:
     """Say what the user's code raised, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    # PyTorch's own words can go on for pages, as with all the backends that an operation exists for.
+    return text if len(text) <= _LONGEST else text[:_LONGEST].rpartition(" ")[0] + " ..."
 
 
 def load(

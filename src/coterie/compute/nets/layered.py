@@ -33,6 +33,7 @@ from coterie.models.batch_norm import (
     norms_of,
     statistics_layout,
 )
+from coterie.models.calls import call_with
 from coterie.models.dropout import FunctionCalls, StreamDropout
 from coterie.models.recurrent import StreamGRU, StreamLSTM, StreamRNN, recur, written_out
 from coterie.rows import Layout, Rows
@@ -236,7 +237,7 @@ class LayerPass:
             with FunctionCalls(key) as inner, contextlib.ExitStack() as stack:
                 now = NormPass(weight) if weight is None else stack.enter_context(NormPass(weight))
                 inner.calls = calls.calls  # masks are numbered through the whole model
-                out = torch.func.functional_call(child, own, given[:-1], given[-1])
+                out = call_with(child, own, given[:-1], given[-1])
             calls.calls, calls.met, calls.drew = inner.calls, calls.met or inner.met, calls.drew or inner.drew
             return (out, joined_statistics(norms, now, own)) if norms else out
 

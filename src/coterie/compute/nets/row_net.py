@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from coterie import kernels
+from coterie import kernels, randomness
+from coterie.algorithms.base import Batch
 from coterie.errors import ModelError
 from coterie.models.batch_norm import (
     COUNT,
@@ -33,6 +34,7 @@ from coterie.models.batch_norm import (
     statistics_layout,
     statistics_row,
 )
+from coterie.models.calls import call_with
 from coterie.models.dropout import FunctionCalls, StreamDropout
 from coterie.models.own_buffers import OwnBuffer, moving_buffers, own_buffers, set_mode
 from coterie.models.recurrent import written_out
@@ -144,9 +146,9 @@ class RowNet(abc.ABC):
     def call(self, module: nn.Module, named: Rows, args: tuple[Any, ...], key: Tensor | None) -> Any:
         """Call a module for one client, with its parameters, its dropout keys, and the key of functional dropout."""
         if self._calls_functions is False:
-            return torch.func.functional_call(module, named, args)
+            return call_with(module, named, args)
         with FunctionCalls(key) as calls:
-            out = torch.func.functional_call(module, named, args)
+            out = call_with(module, named, args)
         self.note(calls)
         return out
 
@@ -301,30 +303,73 @@ def branches_on_values(module: nn.Module, x: Tensor) -> bool:
     return False
 
 
-def agrees(net: RowNet, reference: RowNet, x: Tensor, tolerance: float, backward: bool = False) -> bool:
+def agrees(
+    net: RowNet, reference: RowNet, x: Tensor, tolerance: float, training: bool = False, raising: bool = False
+) -> bool:
     """Return whether two nets give the same outputs on some samples, up to a relative difference.
 
-    With ``backward``, the first one's gradient is computed too, so that what it cannot do is raised here.
+    With ``training``, their gradients and what they drop are compared too. What the first one cannot do is a
+    difference, or is raised if ``raising``.
     """
     row = reference.layout.row_of(dict(reference.module.named_parameters()))
     # Every row gets other parameters, so that a net that mixes rows is found out too.
     spread = torch.arange(1, len(x) + 1, dtype=row.dtype, device=row.device).unsqueeze(1)
     params = row * (1 + 0.1 * spread) + 0.01 * torch.sin(spread * torch.arange(len(row), device=row.device))
-    with torch.set_grad_enabled(backward), matrix_units.tf32(False):
+    with torch.set_grad_enabled(training), matrix_units.tf32(False):
         # TF32's three digits would hide a wrong net, or refuse a right one.
         try:
-            if x.is_cuda and not backward:
+            if x.is_cuda and not raising:
                 with kernels.rehearsal():
                     net.outputs(params, x)
-            got, wanted = net.outputs(params.detach().requires_grad_(backward), x), reference.outputs(params, x)
-            if backward:
-                got.sum().backward()
-            _train(net, params.detach().requires_grad_(backward), x)
+            alike = _near(net.outputs(params, x), reference.outputs(params, x), tolerance)
+            alike = alike and (not training or _trains_alike(net, reference, params, x, tolerance))
+            _train(net, params.detach().requires_grad_(training), x)
         except (RuntimeError, ValueError, TypeError, IndexError):
-            if backward:
+            if raising:
                 raise
             return False
-    return bool(got.shape == wanted.shape and (got - wanted).norm() <= tolerance * (1 + wanted.norm()))
+    return alike
+
+
+def _near(got: Tensor, wanted: Tensor, tolerance: float, least: float = 1.0) -> bool:
+    if got.shape != wanted.shape:
+        return False
+    same = (got == wanted) | (got.isnan() & wanted.isnan())
+    return bool((got - wanted).masked_fill(same, 0.0).norm() <= tolerance * (least + wanted.nan_to_num().norm()))
+
+
+def _trains_alike(net: RowNet, reference: RowNet, params: Tensor, x: Tensor, tolerance: float) -> bool:
+    """Compare outputs with dropout, and gradients: those of autograd, and those of a net's own step."""
+    key = randomness.keys(1, "trial of a net", 0, torch.arange(len(x), device=x.device))
+    pull: Tensor = torch.zeros(())
+
+    def losses(outputs: Tensor) -> Tensor:
+        return (outputs * pull).flatten(1).sum(1)
+
+    found = []
+    for each in (net, reference):
+        leaf = params.detach().requires_grad_()
+        outputs = each.outputs(leaf, x, key)
+        pull = torch.arange(1.0, outputs.numel() + 1, device=x.device).cos().to(outputs).view(outputs.shape)
+        found.append((outputs.detach(), torch.autograd.grad(losses(outputs).sum(), leaf)[0]))
+    (got, gradient), (wanted, right) = found
+    if not _near(got, wanted, tolerance):
+        return False
+    gradients = [gradient]
+    if (fused := getattr(net, "descend_", None)) is not None:
+        moved, still = params.clone(), torch.ones(len(x), x.shape[1], dtype=params.dtype, device=x.device)
+        batch = Batch(net, lambda outputs, _: losses(outputs), x, still, still, still[:, 0], key)
+        fused(moved, params.new_ones(len(x), 1), batch, losses)
+        gradients.append(params - moved)
+    # Each parameter by itself: one that one net trains and the other does not may be small beside the rest.
+    least = 1e-2 * float(right.nan_to_num().norm())
+    wide = 100 * tolerance  # a rounding error may bring a value to the other side of a kink
+    rights = reference.layout.views(right)
+    return all(
+        _near(value, rights[name], wide, least)
+        for each in gradients
+        for name, value in reference.layout.views(each).items()
+    )
 
 
 def _train(net: RowNet, params: Tensor, x: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from torch import Tensor, fx, nn
@@ -119,8 +120,12 @@ def make_net(
     """
     if kernel == "module":
         return ModuleNet(module, layout)
-    if kernel == "stacked" and not moving_buffers(module):
-        for kind in (StackedNet, FoldedNet):
-            with contextlib.suppress(ModelError):
-                return kind(module, layout, convolution)
-    return VmapNet(module, layout)
+    nets = stacked_nets(module, layout, convolution) if kernel == "stacked" else iter(())
+    return next(nets, VmapNet(module, layout))
+
+
+def stacked_nets(module: nn.Module, layout: Layout, convolution: Convolution = "auto") -> Iterator[LayeredNet]:
+    """Give the nets with stacked layers that can be made of a module, the fastest first."""
+    for kind in (StackedNet, FoldedNet) if not moving_buffers(module) else ():
+        with contextlib.suppress(ModelError):
+            yield kind(module, layout, convolution)

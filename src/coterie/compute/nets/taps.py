@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from coterie import kernels
 from coterie.compute import cpu_threads
@@ -25,12 +27,12 @@ class GradientTap:
     entered
         The input of a linear layer, or ``None`` if ``watched`` is the parameter itself.
     watched
-        The tensor whose gradient is taken: the layer's output, or the parameter.
+        Where the gradient is taken: at the layer's output, or at the parameter.
     """
 
     weights: Rows
     entered: Tensor | None
-    watched: Tensor
+    watched: Tensor | GradientEdge
 
     def update_(self, gradient: Tensor, rate: Tensor) -> None:
         """Take the step ``weights − rate · gradient`` in place."""
@@ -62,7 +64,8 @@ class GradientTap:
 
 def descend_along(taps: list[GradientTap], total: Tensor, rate: Tensor) -> None:
     """Take the step ``weights − rate · gradient of total`` in place, at all taps."""
-    gradients = torch.autograd.grad(total, [tap.watched for tap in taps], allow_unused=True)
+    places: Any = [tap.watched for tap in taps]
+    gradients = torch.autograd.grad(total, places, allow_unused=True)
     for tap, gradient in zip(taps, gradients, strict=True):
         if gradient is not None:
             tap.update_(gradient, rate)
@@ -79,10 +82,28 @@ def affine(weights: Rows, x: Tensor, taps: list[GradientTap] | None) -> Tensor:
 
 def tapped(out: Tensor, weights: Rows, x: Tensor, taps: list[GradientTap]) -> Tensor:
     """Take note of a linear layer's input and output."""
-    if not out.requires_grad:  # nothing before this layer is trained, so that autograd has to begin with it
-        out.requires_grad_()
-    taps.append(GradientTap(weights, x.detach(), out))
+    # The edge of what was computed rather than the tensor: the model may go on to change that in place, as
+    # nn.ReLU(inplace=True) does, and the tensor then stands for what came of it. A view's own edge would be lost.
+    whole, shape = (out if out._base is None else out._base), out.shape
+    if not whole.requires_grad:  # nothing before this layer is trained, so that autograd has to begin with it
+        begin: Any = _Begin.apply
+        whole = begin(whole, whole.new_zeros(()).requires_grad_())
+        out = whole.view(shape)
+    taps.append(GradientTap(weights, x.detach(), get_gradient_edge(whole)))
     return out
+
+
+class _Begin(torch.autograd.Function):
+    """Makes autograd begin with a tensor that the model may still change in place, which it could not with a leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, leaf: Tensor) -> Tensor:
+        ctx.mark_dirty(whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
 
 
 def leaves(weights: Rows, taps: list[GradientTap] | None) -> Rows:
