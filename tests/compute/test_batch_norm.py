@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -9,13 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from coterie import randomness
+from coterie.algorithms import registry
 from coterie.algorithms.base import Batch
 from coterie.algorithms.running_statistics import KeptStatistics, MeasuredNet
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet
 from coterie.compute.nets.stacked import StackedNet
+from coterie.compute.single_values import refuse_single_values
+from coterie.errors import ConfigError
 from coterie.models.batch_norm import RunningStatistics, statistics_state
 from coterie.models.problem import Problem
-from tests.support import DEVICE
+from tests.support import DEVICE, classification, simulate
 
 ROWS, SAMPLES = 3, 6
 REAL = (6, 4, 5)  # how many samples of each row count; the others are padding
@@ -227,3 +231,20 @@ def test_a_layer_whose_gain_is_not_trained() -> None:
     torch.testing.assert_close(
         spread, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, device=DEVICE), rtol=1e-3, atol=0
     )
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_layer_that_sees_pieces_of_a_sample_can_normalise_one_sample(pieces: int) -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6 // pieces)
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.norm(x.reshape(len(x) * pieces, -1)).view(len(x), -1))
+
+    engine = simulate("fedavg", classification(), Cut(), task="multiclass").engine
+    tasks = registry.make("fedavg", {"batch_size": 4}).tasks().values()  # clients of 5, 9, ... samples
+    with contextlib.nullcontext() if pieces > 1 else pytest.raises(ConfigError, match="one value by itself"):
+        refuse_single_values(engine, tasks)
