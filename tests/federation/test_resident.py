@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,22 @@ import pytest
 import torch
 
 from coterie.algorithms.base import Minibatches
+from coterie.compute import batched
+from coterie.compute.batched import BatchedEngine
+from coterie.compute.cuda_graphs import RecordedFold
+from coterie.compute.engine import Call
 from coterie.compute.loop import LoopEngine
 from coterie.errors import ConfigError
 from coterie.federation import project, resident
 from coterie.federation.node import Node
+from coterie.federation.party_data import make_simulation, own_population
 from coterie.federation.plan import Plan
+from coterie.federation.reply_schema import ReplySchema, blank_engine
 from coterie.federation.resident import Means
 from coterie.federation.schema import observe
 from coterie.federation.server import serve
 from coterie.runs.storage import events
+from coterie.simulation.simulation import Simulation
 from tests.federation.grid import Local, make_agreement, make_federation, parts, states
 
 
@@ -113,22 +121,53 @@ def test_a_batched_node_agrees_with_a_loop(tmp_path: Path, algorithm: str) -> No
         torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("means", "settings", "says"),
-    [
-        (Means(max_epochs=2), {"local_epochs": 3}, "asks for 3 epochs, but the node's node.yaml allows max_epochs: 2"),
-        (Means(max_seconds=1e-9), {}, "longer than the 1e-09 s of max_seconds"),
-    ],
-    ids=["epochs", "seconds"],
-)
-def test_a_node_does_not_let_itself_be_asked_for_more(
-    tmp_path: Path, means: Means, settings: dict[str, Any], says: str
-) -> None:
-    local = with_means(tmp_path, means)
-    play(local, tmp_path / "run", rounds=1, settings=settings)
+def test_a_node_does_not_let_itself_be_asked_for_more_epochs(tmp_path: Path) -> None:
+    local = with_means(tmp_path, Means(max_epochs=2))
+    play(local, tmp_path / "run", rounds=1, settings={"local_epochs": 3})
     found = [event for event in events.read(tmp_path / "run") if event.what == "error"]
     assert {event.client for event in found} == {0, 1, 2}
-    assert all(says in event.reason for event in found)
+    assert all("asks for 3 epochs, but the node's node.yaml allows max_epochs: 2" in event.reason for event in found)
+
+
+@pytest.mark.parametrize("how", ["loop", "batched", "recorded"])
+def test_a_task_is_given_up_after_some_seconds(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "make_simulation", recording) if how == "recorded" else None
+    local = with_means(tmp_path, Means(engine="loop" if how == "loop" else "batched"))
+    for node in local.grid.nodes_.values():
+        node.means = replace(node.means, max_seconds=1e-9)
+    play(local, tmp_path / "run", rounds=1)
+    found = [event for event in events.read(tmp_path / "run") if event.what == "error"]
+    assert {event.client for event in found} == {0, 1, 2}
+    assert all("longer than the 1e-09 s of max_seconds" in event.reason for event in found)
+
+
+def recording(*given: Any) -> Simulation:
+    """Put a run together whose steps are recorded, as on a GPU."""
+    made = make_simulation(*given)
+    assert isinstance(made.engine, BatchedEngine)
+    made.engine.record = True
+    return made
+
+
+def test_what_a_gpu_recorded_for_a_message_serves_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "make_simulation", recording)
+    made = []
+
+    def counted(*given: Any) -> RecordedFold:
+        made.append(RecordedFold(*given))
+        return made[-1]
+
+    monkeypatch.setattr(batched, "RecordedFold", counted)
+    play(with_means(tmp_path, Means(engine="batched")), tmp_path / "run", rounds=3)
+    assert len(made) == 3  # one for each node
+
+
+def test_finding_out_what_is_sent_is_given_up_too(tmp_path: Path) -> None:
+    local = with_means(tmp_path, Means(max_seconds=1e-9))
+    with pytest.raises(ConfigError, match="0 of 3 members came"):
+        play(local, tmp_path / "run", rounds=1)
+    found = [event.reason for event in events.read(tmp_path / "run") if event.what == "refused"]
+    assert len(found) == 3 and all("longer than the 1e-09 s of max_seconds" in reason for reason in found)
 
 
 def test_code_is_named_by_the_silo_itself(tmp_path: Path) -> None:
@@ -159,8 +198,9 @@ def test_node_yaml_says_what_a_node_computes_with(tmp_path: Path) -> None:
         project.read_node(tmp_path)
 
 
+@pytest.mark.parametrize("field", ["local_epochs", "local_steps"])
 def test_finding_out_what_is_sent_takes_one_pass_however_long_a_round_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     agreement, steps = make_agreement(), 0
     real = LoopEngine._batch
@@ -171,10 +211,17 @@ def test_finding_out_what_is_sent_takes_one_pass_however_long_a_round_is(
         return real(self, *given)
 
     monkeypatch.setattr(LoopEngine, "_batch", counted)
-    seen = []
+    seen, replies = [], []
     for passes in (1, Minibatches.MOST):
+        steps, config = 0, agreement.experiment("ditto", {field: passes})
+        seen.append((observe(config, agreement), steps))
         steps = 0
-        seen.append((observe(agreement.experiment("ditto", {"local_epochs": passes}), agreement), steps))
+        blank = make_simulation(config, agreement, own_population(parts(3)[0], 0, config), None, tmp_path)
+        schema = ReplySchema(
+            blank_engine(blank.engine, agreement), blank.tasks, blank.clients.gather(torch.tensor([0]))
+        )
+        replies.append((schema.of(next(iter(blank.tasks)), {"w": blank.engine.problem.start}, Call(1, "round")), steps))
     assert seen[0] == seen[1] and seen[0][1] > 0
-    with pytest.raises(ConfigError, match="local_epochs"):
-        agreement.experiment("ditto", {"local_epochs": Minibatches.MOST + 1})
+    assert replies[0] == replies[1] and replies[0][1] > 0
+    with pytest.raises(ConfigError, match=field):
+        agreement.experiment("ditto", {field: Minibatches.MOST + 1})

@@ -325,7 +325,8 @@ class BatchedEngine(Engine):
             work, clients = take(work, schedule.order), clients[schedule.order]
             dropout = None if dropout is None else dropout[schedule.order]
         if self._fixed_shapes:
-            work = self._recorded_fold(task, fold, number, schedule, work).play(schedule, work, clients, dropout)
+            recorded = self._recorded_fold(task, fold, number, schedule, work)
+            work = recorded.play(schedule, work, clients, dropout, self.before_step)
             return work if schedule.order is None else take(work, torch.argsort(schedule.order))
         draws, _, rows, width = schedule.index.shape
         x = self.samples.x
@@ -343,6 +344,7 @@ class BatchedEngine(Engine):
                 left, taken = active, stay
             for at in range(begin, end):
                 batches = list(self._batches(schedule, at, taken, clients, dropout, memory, split_of(fold.over)))
+                self.before_step()
                 work = step(work, *batches)
         work = join([work if taken == left else take(work, slice(0, left)), *reversed(done)])
         return work if schedule.order is None else take(work, torch.argsort(schedule.order))

@@ -23,7 +23,7 @@ from torch import Tensor
 from coterie import kernels, randomness
 from coterie.algorithms.base import Batch, Net
 from coterie.compute._cache import BoundedCache
-from coterie.compute.engine import join, take
+from coterie.compute.engine import go_on, join, take
 from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule
 from coterie.rows import Rows
@@ -155,7 +155,14 @@ class RecordedFold:
     _work: Rows = field(default_factory=dict)
     _replays: dict[int, Callable[[], None]] = field(default_factory=dict)
 
-    def play(self, schedule: Schedule, work: Rows, clients: Tensor, dropout: Tensor | None) -> Rows:
+    def play(
+        self,
+        schedule: Schedule,
+        work: Rows,
+        clients: Tensor,
+        dropout: Tensor | None,
+        before_step: Callable[[], None] = go_on,
+    ) -> Rows:
         """Run the fold on rows that lie in the schedule's order, and return the new rows."""
         rows = len(clients)
         segments = schedule.segments()
@@ -175,6 +182,7 @@ class RecordedFold:
                 left = active
             replay = self._replays[padded_rows(active, rows)]
             for _ in range(begin, end):
+                before_step()
                 replay()
         last = {name: value[:left].clone() for name, value in self._work.items()}
         return join([last, *reversed(done)])

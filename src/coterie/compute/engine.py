@@ -73,6 +73,7 @@ class Engine(abc.ABC):
         self.host_sizes = {split: sizes.cpu() for split, sizes in self.sizes.items()}
         self.most_passes: int | None = None  # over a client's samples in a task, where only its messages matter
         self.all_threads = False  # of the CPU compute, however small the work
+        self.before_step: Callable[[], None] = go_on  # of a task; what it raises gives the task up
         self._put_off: list[tuple[Finiteness, Callable[[], None]]] = []
 
     @property
@@ -176,6 +177,10 @@ class Engine(abc.ABC):
         low, high = over.epochs
         drawn = randomness.uniform(self.key("epochs", clients, call, fold), 1).squeeze(-1)
         return low + (drawn * (high - low + 1)).long()
+
+
+def go_on() -> None:
+    """Let a step be taken."""
 
 
 def widest_batch(task: Task, samples: int) -> int:

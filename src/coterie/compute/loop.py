@@ -57,6 +57,7 @@ class LoopEngine(Engine):
         for number, fold in enumerate(task.folds()):
             step = checked_step(fold.step)
             for batches in self._batches(fold, context, call, number):
+                self.before_step()
                 work = step(work, *batches)
             if fold.then is not None:
                 work = fold.then(context, work)
@@ -78,7 +79,7 @@ class LoopEngine(Engine):
         size = over.size or len(mine)
         per_epoch = -(-len(mine) // size)
         steps = over.steps
-        if steps is None:
+        if steps is None or self.most_passes is not None:
             steps = int(self.epochs(over, context.clients, call, number)) * per_epoch
         shuffle = self.key("batches", context.clients, call, number)
         dropout = self.key("dropout", context.clients, call, number)

@@ -190,7 +190,7 @@ def _row_steps(
     per_epoch = (sizes + size - 1) // size
     if isinstance(over, FullPass):
         totals = per_epoch
-    elif over.steps is None:
+    elif over.steps is None or engine.most_passes is not None:
         totals = engine.epochs(over, clients, call, fold).numpy() * per_epoch
     else:
         totals = np.full_like(sizes, over.steps)

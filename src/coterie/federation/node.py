@@ -26,7 +26,7 @@ from coterie.federation.message_header import check_types
 from coterie.federation.node_state import NodeState, save_sealed
 from coterie.federation.party_data import own_population
 from coterie.federation.privacy_ledger import Ledger
-from coterie.federation.resident import Means, Resident, Residents, Timed, check_code
+from coterie.federation.resident import Means, Resident, Residents, check_code, limited
 from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST, check_message, kind_of
 from coterie.federation.wire import Envelope, Rejected, TensorSpec, check_header, pack, unpack, without_folders
 from coterie.models.batch_norm import statistics_state
@@ -203,10 +203,10 @@ class Node:
     def _compute(self, resident: Resident, task: str, before: Rows, rows: Rows, call: Call) -> tuple[Rows, Rows]:
         """Run a task; give the node's state after it, and the reply."""
         engine = resident.simulation.engine
-        timed = Timed(resident.simulation.tasks[task], self.means.max_seconds)
         one = torch.tensor([self.client], device=engine.device)
-        with engine.rounding(), self.while_computing():
-            changes, reply = engine.run(timed, one, _moved(before, engine.device), _moved(rows, engine.device), call)
+        with engine.rounding(), self.while_computing(), limited(engine, self.means.max_seconds):
+            own = resident.simulation.tasks[task]
+            changes, reply = engine.run(own, one, _moved(before, engine.device), _moved(rows, engine.device), call)
         after = before | {name: value.to(before[name].device, before[name].dtype) for name, value in changes.items()}
         reply = _moved(reply, torch.device("cpu"))
         for value in (*after.values(), *reply.values()):

@@ -57,4 +57,6 @@ def blank_engine(engine: Engine, agreement: Agreement) -> LoopEngine:
     samples = Samples.of(
         blank.dataset, blank.shares, seed=engine.seed, dtype=engine.samples.dtype, device=engine.device
     )
-    return LoopEngine(engine.problem, samples, engine.seed)
+    made = LoopEngine(engine.problem, samples, engine.seed)
+    made.most_passes = 1  # what is sent does not hang on how long they train
+    return made

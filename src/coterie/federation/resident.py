@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from coterie.algorithms.base import ClientContext, Fold, Minibatches, Task
+from coterie.algorithms.base import Minibatches, Task
+from coterie.compute.engine import Engine, go_on
 from coterie.config import ExperimentConfig
 from coterie.errors import ConfigError
 from coterie.federation.agreement import Agreement
@@ -79,29 +81,20 @@ class Means:
                     raise Rejected(f"it asks for {asked} {name}, but the node's node.yaml allows max_{name}: {most}")
 
 
-class Timed(Task):
-    """A task that is given up after some seconds, between two of its steps."""
+@contextlib.contextmanager
+def limited(engine: Engine, seconds: float) -> Iterator[None]:
+    """Give up what an engine computes after some seconds, between two steps."""
+    until = time.monotonic() + seconds
 
-    def __init__(self, inner: Task, seconds: float) -> None:
-        self._inner, self._seconds, self._until = inner, seconds, time.monotonic() + seconds
-        self.references = inner.references  # type: ignore[misc]
+    def look() -> None:
+        if time.monotonic() > until:
+            raise Rejected(f"its task took longer than the {seconds:g} s of max_seconds in node.yaml")
 
-    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
-        return self._inner.start(context, state, message)
-
-    def folds(self) -> tuple[Fold, ...]:
-        return tuple(replace(fold, step=self._watched(fold.step)) for fold in self._inner.folds())
-
-    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
-        return self._inner.finish(context, work)
-
-    def _watched(self, step: Callable[..., Rows]) -> Callable[..., Rows]:
-        def watched(*given: Any) -> Rows:
-            if time.monotonic() > self._until:
-                raise Rejected(f"its task took longer than the {self._seconds:g} s of max_seconds in node.yaml")
-            return step(*given)
-
-        return watched
+    engine.before_step = look
+    try:
+        yield
+    finally:
+        engine.before_step = go_on
 
 
 @dataclass
@@ -174,7 +167,10 @@ class Residents:
         if key not in self._seen:
             while len(self._seen) >= _MOST_OBSERVED:
                 self._seen.popitem(last=False)
-            self._seen[key] = observe(config, self._agreement, members=_OBSERVED_MEMBERS)
+            seconds = self._means.max_seconds
+            self._seen[key] = observe(
+                config, self._agreement, members=_OBSERVED_MEMBERS, limit=lambda engine: limited(engine, seconds)
+            )
         return self._seen[key]
 
     def _make(self, config: ExperimentConfig, population: Population, sizes: list[int] | None) -> Resident:

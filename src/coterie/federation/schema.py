@@ -6,13 +6,15 @@ made of it.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from coterie.algorithms import registry
 from coterie.algorithms.base import Message, Replies
-from coterie.compute.engine import Call
+from coterie.compute.engine import Call, Engine
 from coterie.config import ExperimentConfig
 from coterie.errors import CoterieError
 from coterie.federation.agreement import Agreement
@@ -90,23 +92,42 @@ def kind_of(call: Call) -> str:
     return f"{WELCOME} {call.exchange}" if call.purpose == WELCOME else call.purpose
 
 
-def observe(config: ExperimentConfig, agreement: Agreement, rounds: int = 2, members: int | None = None) -> list[Seen]:
+Limit = Callable[[Engine], contextlib.AbstractContextManager[None]]
+"""Gives a context in which an engine computes no longer than it may."""
+
+
+def _unlimited(engine: Engine) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def observe(
+    config: ExperimentConfig,
+    agreement: Agreement,
+    rounds: int = 2,
+    members: int | None = None,
+    limit: Limit = _unlimited,
+) -> list[Seen]:
     """Play a method on blank samples and give what crossed the wire, in order, each once.
 
     Two rounds, because the second may send what the first cannot. With ``members``, only so many take part, where the
     method's settings allow it: memory for a model of each is needed, and sides that count members are not told apart
-    by :func:`check_message`.
+    by :func:`check_message`. Within ``limit`` the method is played: settings may ask for a great deal.
     """
     if members is not None and members < len(agreement.members):
         fewer = agreement.model_copy(update={"members": agreement.members[:members]})
         try:
-            return _observed(config.model_copy(update={"clients": members}), fewer, rounds)
+            return _observed(config.model_copy(update={"clients": members}), fewer, rounds, limit)
         except CoterieError:  # such as a robust mean that needs more
             pass
-    return _observed(config, agreement, rounds)
+    return _observed(config, agreement, rounds, limit)
 
 
-def _observed(config: ExperimentConfig, agreement: Agreement, rounds: int) -> list[Seen]:
+def _observed(
+    config: ExperimentConfig,
+    agreement: Agreement,
+    rounds: int,
+    limit: Limit,
+) -> list[Seen]:
     count = len(agreement.members)
     population = blank_population(agreement, {split: [2] * count for split in ("train", "validation", "test")})
     everyone, engine = population.roles.trainers, engine_of(config, population)
@@ -121,16 +142,17 @@ def _observed(config: ExperimentConfig, agreement: Agreement, rounds: int) -> li
     )
     simulation.exchange = watched = _Watched(simulation.exchange)
     algorithm = simulation.algorithm
-    for number in range(1, rounds + 1):
-        simulation.play_round(everyone, number)
-        watched.note_message(EVALUATE, LAST, simulation.last_message(everyone, number))
-        for name, value in (algorithm.global_model(simulation.server) or {}).items():
-            watched.note(EVALUATE, GLOBAL, name, value, same=True)
-        for model, own in algorithm.other_models(simulation.server).items():
-            for name, value in own.items():
-                watched.note(EVALUATE, model, name, value[0])
-    if algorithm.settles:
-        simulation.adapt(everyone[-1:], rounds, 1)
+    with limit(engine):
+        for number in range(1, rounds + 1):
+            simulation.play_round(everyone, number)
+            watched.note_message(EVALUATE, LAST, simulation.last_message(everyone, number))
+            for name, value in (algorithm.global_model(simulation.server) or {}).items():
+                watched.note(EVALUATE, GLOBAL, name, value, same=True)
+            for model, own in algorithm.other_models(simulation.server).items():
+                for name, value in own.items():
+                    watched.note(EVALUATE, model, name, value[0])
+        if algorithm.settles:
+            simulation.adapt(everyone[-1:], rounds, 1)
     return list(watched.seen)
 
 
