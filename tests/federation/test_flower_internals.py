@@ -223,17 +223,14 @@ CONTRACT: dict[str, Check] = {
     "flwr.supercore.primitives.asymmetric.verify_signature": parameters("public_key", "message", "signature"),
     "flwr.supercore.protobuf.client.ProtobufCall": anything,
     "flwr.supercore.protobuf.client.ProtobufRequestContext": parameters("rpc_method", "message", "request"),
-    "flwr.supercore.routers.runtime.tracing.RuntimeTracingMiddleware": a_layer,
     "flwr.supercore.runtime.RuntimeHttpClient": client(
         AcquireTask=fields("token", "task.run_id"), PushTaskOutput=NOTHING, SendTaskHeartbeat=NOTHING
     ),
     "flwr.superlink.cli.flower_superlink": names_in("uvicorn"),
     "flwr.superlink.main.create_app": names_in("_get_middleware"),
     "flwr.superlink.routers.control.middlewares.ControlAuthenticationMiddleware": a_layer,
-    "flwr.superlink.routers.control.middlewares.ControlEventLogMiddleware": a_layer,
     "flwr.superlink.routers.control.middlewares.ControlLicenseMiddleware": a_layer,
     "flwr.superlink.routers.control.middlewares.ControlSensitiveResponseMiddleware": a_layer,
-    "flwr.superlink.routers.fleet.middlewares.FleetEventLogMiddleware": a_layer,
     "flwr.superlink.routers.fleet.node_auth.NodeAuthMiddleware": a_layer,
     "flwr.superlink.routers.fleet.node_auth.authenticate_node": names_in("bytes_to_public_key", "verify_signature"),
     "flwr.supernode.fleet_http_client.FleetHttpClient": client(

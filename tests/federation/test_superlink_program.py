@@ -17,6 +17,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: these tests need cote
 import httpx
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from starlette.middleware import Middleware
 
 from coterie.errors import ConfigError
 from coterie.federation import project
@@ -81,6 +82,18 @@ def test_a_signature_is_checked_once_and_a_wrong_one_never_passes(monkeypatch: p
     assert not passes(first, b"now", second.sign(b"now", ec.ECDSA(hashes.SHA256())))
     with pytest.raises(ValueError):
         names["verify_signature"](names["bytes_to_public_key"](b"no key"), b"now", signature)
+
+
+@pytest.mark.parametrize("idle", [[], ["RuntimeTracingMiddleware", "FleetEventLogMiddleware"]], ids=["none", "some"])
+def test_idle_layers_are_passed_by_where_flower_has_them(monkeypatch: pytest.MonkeyPatch, idle: list[str]) -> None:
+    class Needed:
+        def __init__(self, app: Any) -> None: ...
+
+    layers = [Middleware(type(name, (Needed,), {})) for name in idle] + [Middleware(Needed)]
+    names = _superlink_internals.create_app.__globals__
+    monkeypatch.setitem(names, "_get_middleware", lambda: layers)
+    _superlink_internals.shorten_calls()
+    assert [layer.cls for layer in names["_get_middleware"]()] == [Needed]
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
 from flwr.superlink.cli import flower_superlink
 from flwr.superlink.main import create_app
 from flwr.superlink.routers.control.middlewares import (
     ControlAuthenticationMiddleware,
-    ControlEventLogMiddleware,
     ControlLicenseMiddleware,
     ControlSensitiveResponseMiddleware,
 )
-from flwr.superlink.routers.fleet.middlewares import FleetEventLogMiddleware
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware, authenticate_node
 from starlette.middleware import Middleware
 
@@ -33,8 +30,11 @@ _ABOUT: dict[Any, str] = {
 }
 """What the paths begin with that each of Flower's layers around a call looks at."""
 
-_UNUSED: tuple[Any, ...] = (ControlEventLogMiddleware, FleetEventLogMiddleware, RuntimeTracingMiddleware)
-"""Layers that do nothing here: there are no plugins for logs of events, and nothing is traced."""
+_UNUSED = frozenset({"ControlEventLogMiddleware", "FleetEventLogMiddleware", "RuntimeTracingMiddleware"})
+"""Layers that do nothing here: there are no plugins for logs of events, and nothing is traced.
+
+By name, because not every version of Flower has all of them: 1.42 traces nothing.
+"""
 
 
 def take_server(serve: Callable[..., None]) -> None:
@@ -50,7 +50,7 @@ def shorten_calls() -> None:
     all_layers: Callable[[], Sequence[Middleware]] = create_app.__globals__["_get_middleware"]
 
     def needed() -> list[Middleware]:
-        return [_only_about(layer) for layer in all_layers() if layer.cls not in _UNUSED]
+        return [_only_about(layer) for layer in all_layers() if _name_of(layer) not in _UNUSED]
 
     create_app.__globals__["_get_middleware"] = needed
 
@@ -65,6 +65,10 @@ def check_signatures_once() -> None:
     # What is asked for first is a key made of its bytes, then whether a signature is of that key.
     authenticate_node.__globals__["bytes_to_public_key"] = bytes
     authenticate_node.__globals__["verify_signature"] = verify
+
+
+def _name_of(layer: Middleware) -> str:
+    return str(getattr(layer.cls, "__name__", ""))
 
 
 def _only_about(layer: Middleware) -> Middleware:
