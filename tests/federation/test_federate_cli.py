@@ -59,6 +59,16 @@ def test_commands_say_that_flower_is_missing(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @needs_flower
+@needs_flower
+@pytest.mark.parametrize("host", ["bad host", "fed.example.org/", "-x", "fed:1", ""])
+def test_a_host_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, host: str) -> None:
+    from coterie.federation import project
+
+    with pytest.raises(ConfigError, match=r"host is .*, but must be a name"):
+        project.init(tmp_path / "demo", ["a"], host)
+    assert not (tmp_path / "demo").exists()
+
+
 def test_a_project_is_not_written_over(tmp_path: Path) -> None:
     command = ["federate", "init", str(tmp_path / "p"), "--nodes", "2"]
     done = CliRunner().invoke(app, command, catch_exceptions=False)

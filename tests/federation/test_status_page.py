@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import re
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,14 +18,15 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.support.ui import WebDriverWait
 
 from coterie.errors import ConfigError
-from coterie.federation import prometheus
+from coterie.federation import agreement, prometheus
 from coterie.federation.agreement import Member
 from coterie.federation.plan import Plan
 from coterie.federation.server import serve
 from coterie.federation.status import FederationStatus, LastSeen, MemberStatus, RunStatus, StatusReader
 from coterie.federation.status_server import StatusServer
 from coterie.results import Result
-from tests.federation.grid import Local, make_federation
+from coterie.runs.storage import RunFolder
+from tests.federation.grid import Local, make_agreement, make_federation
 from tests.results.report.conftest import browser  # noqa: F401  (a fixture)
 
 KEYS = ["ecdsa-a AAAA", "ecdsa-b BBBB", "ecdsa-c CCCC"]
@@ -72,6 +75,30 @@ def test_what_is_read_is_what_the_run_recorded(folder: Path) -> None:
     test = metrics.query("split == 'test' and model == 'global' and metric == 'accuracy' and round == 2")["value"]
     assert run.scores["global accuracy"] == pytest.approx(test.mean(), rel=1e-12)
     assert run.event_counts["garbage"] >= ROUNDS and any("silo-2 garbage" in line for line in run.events)
+
+
+def test_scores_that_are_no_numbers_are_not_shown(tmp_path: Path) -> None:
+    """JSON has no word for them: a browser would read nothing of the page any more."""
+    folder = tmp_path / "runs" / "fedavg-1"
+    (tmp_path / agreement.FILE).write_text(yaml.safe_dump(make_agreement().model_dump(mode="json")))
+    with RunFolder.create(folder, make_agreement().experiment("fedavg", {}).plain()) as made:
+        for metric, value in (("accuracy", math.nan), ("loss", math.inf), ("macro_f1", 0.5)):
+            made.metrics.append(1, "global", "test", metric, [value], [0])
+        made.flush()
+    found = StatusReader(tmp_path, nodes).read()
+    assert found.runs[0].scores == {"global macro_f1": 0.5}
+    json.dumps(asdict(found), allow_nan=False)
+
+
+def test_a_file_that_goes_away_meanwhile_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = StatusReader(folder, nodes)
+    first = reader.read()
+    (folder / "runs" / "fedavg-1" / "metrics.gone").symlink_to("nowhere")  # as a draft between glob and stat
+    try:
+        assert reader.read() == first
+        assert StatusReader(folder, nodes).read().runs == ()
+    finally:
+        (folder / "runs" / "fedavg-1" / "metrics.gone").unlink()
 
 
 def test_a_server_that_does_not_answer_hides_nothing_else(folder: Path) -> None:

@@ -13,6 +13,7 @@ Multi-class outputs are scores ``[samples, classes]`` before any softmax; binary
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class Metric:
         The tasks it fits.
     compute
         From outputs, targets and offsets to one float64 number a client.
+    most
+        The largest value that it can have; the smallest is 0.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Metric:
     higher_is_better: bool
     tasks: frozenset[str]
     compute: Callable[[Tensor, Tensor, Tensor], Tensor]
+    most: float = 1.0
 
 
 def segment_mean(values: Tensor, offsets: Tensor) -> Tensor:
@@ -230,9 +234,9 @@ METRICS: dict[str, Metric] = {
         Metric("auroc", "area under the ROC curve, mean of one class against the rest", True, _CLASSES, _auroc),
         Metric("auprc", "average precision, mean of one class against the rest", True, _CLASSES, _auprc),
         Metric("ece", f"expected calibration error over {BINS} bins of equal width", False, _CLASSES, _ece),
-        Metric("brier", "Brier score: mean squared error of the probabilities", False, _CLASSES, _brier),
-        Metric("rmse", "root of the mean squared error", False, _NUMBERS, _rmse),
-        Metric("mae", "mean absolute error", False, _NUMBERS, _mae),
+        Metric("brier", "Brier score: mean squared error of the probabilities", False, _CLASSES, _brier, 2.0),
+        Metric("rmse", "root of the mean squared error", False, _NUMBERS, _rmse, math.inf),
+        Metric("mae", "mean absolute error", False, _NUMBERS, _mae, math.inf),
     )
 }
 """The metrics by name."""

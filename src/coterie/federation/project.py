@@ -37,6 +37,8 @@ from coterie.runs.storage.atomic_files import read_json, write_text
 from coterie.runs.storage.seals import check_seal
 from coterie.yaml_file import read_yaml
 
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+
 
 class ServerConfig(BaseModel):
     """What ``server.yaml`` holds."""
@@ -112,6 +114,8 @@ def init(folder: Path, members: list[str], host: str = "127.0.0.1", port: int = 
     """
     from coterie.federation.flower import certificates
 
+    if not _HOST.fullmatch(host):
+        raise ConfigError(f"host is {host!r}, but must be a name such as fed.example.org, or an IPv4 address")
     if folder.exists() and any(folder.iterdir()):
         raise RunFolderError(f"{folder} is not empty: choose another folder")
     server, authority = folder / "server", folder / "authority"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -100,12 +101,12 @@ class StatusReader:
         return FederationStatus(agreed.name, found is not None, tuple(members), tuple(runs))
 
     def _run(self, path: Path, names: Mapping[int, str]) -> RunStatus | None:
-        files = [*path.glob("*.jsonl"), *path.glob("*.json"), *path.glob("metrics*"), *path.glob("metrics/*")]
-        state = tuple(sorted((each.name, each.stat().st_mtime_ns, each.stat().st_size) for each in files))
         known = self._known.get(path)
-        if known is not None and known[0] == state:
-            return known[1]
         try:
+            files = [*path.glob("*.jsonl"), *path.glob("*.json"), *path.glob("metrics*"), *path.glob("metrics/*")]
+            state = tuple(sorted((each.name, each.stat().st_mtime_ns, each.stat().st_size) for each in files))
+            if known is not None and known[0] == state:
+                return known[1]
             found = _read_run(path, names)
         except (CoterieError, OSError, ValueError, KeyError):  # it is being written; the next look sees it whole
             return None if known is None else known[1]
@@ -125,7 +126,7 @@ def _read_run(path: Path, names: Mapping[int, str]) -> RunStatus:
     scores: dict[str, float] = {}
     if len(test):
         means = test[test["round"] == test["round"].max()].groupby(["model", "metric"], observed=True)["value"].mean()
-        scores = {f"{model} {metric}": float(value) for (model, metric), value in means.items()}
+        scores = {f"{model} {metric}": float(value) for (model, metric), value in means.items() if math.isfinite(value)}
     happened = events.read(path)
     seconds = None
     if timings is not None and len(timings):
@@ -141,7 +142,7 @@ def _read_run(path: Path, names: Mapping[int, str]) -> RunStatus:
         seconds=seconds,
         bytes_down=int(sums.get("wire_down", 0)),
         bytes_up=int(sums.get("wire_up", 0)),
-        epsilon=float(latest["epsilon"]) if "epsilon" in latest else None,
+        epsilon=float(latest["epsilon"]) if math.isfinite(latest.get("epsilon", math.nan)) else None,
         scores=scores,
         events=tuple(event.told(names) for event in reversed(happened[-_EVENTS:])),
         event_counts=dict(Counter(event.what for event in happened)),

@@ -74,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
                 content = (importlib.resources.files("coterie.federation") / "assets" / name).read_bytes()
                 self._answer(HTTPStatus.OK, f"{kind}; charset=utf-8", content)
             elif path == "/status.json":
-                text = json.dumps(asdict(self.server.status()), ensure_ascii=False)
+                text = json.dumps(asdict(self.server.status()), ensure_ascii=False, allow_nan=False)
                 self._answer(HTTPStatus.OK, "application/json", text.encode())
             elif path == "/metrics":
                 self._answer(HTTPStatus.OK, prometheus.CONTENT_TYPE, prometheus.text_of(self.server.status()).encode())
