@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save
@@ -114,6 +115,40 @@ def test_the_run_goes_on_as_if_it_had_not_replied(tmp_path: Path, fault: Fault, 
         assert len(str(event)) < 500
 
 
+def test_of_two_replies_one_of_1e30_does_not_count(tmp_path: Path) -> None:
+    local = make_federation(tmp_path, clients=2)
+    local.grid.faults[HOSTILE] = in_rounds(enormous)
+    serve(local.agreement, local.grid, Plan(algorithm="fedavg", rounds=2, wait=0.0), tmp_path / "run")
+    found = [event for event in events.read(tmp_path / "run") if event.what == "garbage"]
+    assert [event.client for event in found] == [1, 1]
+    assert all("more than 100 times the" in event.reason and "of what was sent" in event.reason for event in found)
+    assert all(float(value.abs().max()) < 10 for value in states(tmp_path / "run")[0].values())
+
+
+def scored(value: object) -> Fault:
+    def tell(header: dict[str, Any]) -> None:
+        header["scores"] = [[model, split, metric, value] for model, split, metric, _ in header.get("scores") or ()]
+
+    return with_header(tell)
+
+
+@pytest.mark.parametrize("value", [1.7e308, -1e300, 1.5, -0.1])
+def test_a_score_that_cannot_be_is_garbage(tmp_path: Path, value: float) -> None:
+    local = make_federation(tmp_path)
+    local.grid.faults[HOSTILE] = in_rounds(scored(value))
+    folder = serve(local.agreement, local.grid, Plan(algorithm="fedavg", rounds=2, wait=0.0), tmp_path / "run")
+    found = [event for event in events.read(folder) if event.client == 1 and event.what != "joined"]
+    assert [event.what for event in found] == ["garbage", "no evaluation"]  # the first round has nothing to evaluate
+    assert all("but that is between" in event.reason for event in found)
+
+
+def test_a_privacy_loss_that_nobody_promised_is_not_recorded(tmp_path: Path) -> None:
+    local = make_federation(tmp_path)
+    local.grid.faults[HOSTILE] = in_rounds(with_header(lambda header: header.update(epsilon=1e308)))
+    folder = serve(local.agreement, local.grid, Plan(algorithm="fedavg", rounds=1, wait=0.0), tmp_path / "run")
+    assert "epsilon" not in set(pd.read_parquet(folder / "metrics.parquet")["metric"])
+
+
 def test_a_member_that_says_it_has_everything_is_refused(tmp_path: Path) -> None:
     local = make_federation(tmp_path)
 
@@ -161,6 +196,11 @@ def test_only_what_stands_out_from_a_majority_is_too_large() -> None:
     assert list(too_large(norms, 100)) == [2]
     assert not too_large(norms, 150)  # 300 is 150 times the median of 2
     assert not too_large(norms[1:], 10)  # of two, who is to say which
+    sent = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+    assert list(too_large(norms[[2, 0]], 10, sent[:2])) == [0]  # but one that changes far more than there was
+    assert not too_large(norms[[2, 0]], 10, sent[[2, 2]])  # which nothing was
+    assert list(too_large(torch.tensor([0.0, 0.0, 20.0], dtype=torch.float64), 10, torch.ones(3))) == [2]
+    assert not too_large(norms, 150, torch.ones(3))  # a majority says more than what was sent
     assert not too_large(torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), 10)
     assert list(too_large(torch.tensor([1.0, 1.0, math.inf], dtype=torch.float64), 10)) == [2]
 

@@ -33,6 +33,8 @@ from coterie.simulation.scoring import Score
 from coterie.simulation.simulation import Simulation
 
 _MODELS = frozenset({"personal", GLOBAL, "hybrid", "hybrid_oracle"})
+_LARGEST = float(torch.finfo(torch.float32).max)  # that a member may tell: a mean over members must be finite
+_ROUNDING = 1 + 1e-9  # of a mean over samples
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,10 @@ class RemoteExchange:
     ) -> None:
         self.agreement, self.membership, self.terms = agreement, membership, terms
         self._transport, self._common, self._report, self._replies = transport, dict(header), report, replies
-        self._metrics = frozenset({"loss", *metric_table.names(agreement.data.task)})
+        self._metrics = {"loss": (-_LARGEST, _LARGEST)} | {
+            name: (0.0, min(metric_table.METRICS[name].most * _ROUNDING, _LARGEST))
+            for name in metric_table.names(agreement.data.task)
+        }
         self.session = secrets.token_hex(4)  # tells this server's tokens from those of one that was killed
         self.counted: dict[int, str] = {}
         self.scores: tuple[int, list[Score]] | None = None
@@ -198,8 +203,9 @@ class RemoteExchange:
         if not rows:
             return Replies(clients, rows)
         sent = request.only(torch.isin(request.clients, clients)).rows
-        norms = update_norms(rows, sent, self._replies.tasks[request.task].references)
-        large = too_large(norms, self.terms.max_update)
+        references = self._replies.tasks[request.task].references
+        norms = update_norms(rows, sent, references)
+        large = too_large(norms, self.terms.max_update, update_norms(rows, sent, references, of_message=True))
         if not large:
             return Replies(clients, rows)
         for place, why in large.items():
@@ -259,7 +265,8 @@ class RemoteExchange:
             if client in messages:
                 replies[client] = envelope.under("reply")
             spent = envelope.header.get("epsilon")
-            if isinstance(spent, int | float) and spent >= 0:
+            promised = self.agreement.privacy is not None
+            if promised and isinstance(spent, int | float) and 0 <= spent <= _LARGEST:
                 self.epsilon[client] = float(spent)
             for key, value in scores.items():
                 told.setdefault(key, {})[client] = value
@@ -359,9 +366,12 @@ def _stacked(found: dict[int, Rows]) -> Rows:
 
 
 def _scores(
-    found: object, metrics: frozenset[str], models: frozenset[str]
+    found: object, metrics: Mapping[str, tuple[float, float]], models: frozenset[str]
 ) -> Iterator[tuple[tuple[str, str, str], float | None]]:
-    """Read the metrics that a member tells of; ``models`` are those of the method's own, beside what all have."""
+    """Read the metrics that a member tells of; ``models`` are those of the method's own, beside what all have.
+
+    ``metrics`` gives the smallest and the largest value that each can have.
+    """
     if found is None:
         return
     entries: list[Any] = found if isinstance(found, list) else [found]
@@ -371,6 +381,9 @@ def _scores(
         known = (model in _MODELS or model in models) and metric in metrics and split in ("validation", "test")
         if not known or isinstance(value, bool) or not isinstance(value, int | float | None):
             raise Rejected(f"it tells the score {entry!r}, which is of no model and metric that is evaluated")
+        least, most = metrics[metric]
+        if value is not None and not least <= value <= most:
+            raise Rejected(f"it tells the {metric} {value!r}, but that is between {least:g} and {most:g}")
         yield (model, split, metric), None if value is None else float(value)
 
 
