@@ -196,6 +196,29 @@ def test_a_node_that_is_restarted_in_an_exchange_gets_its_message_again(
     assert [take_block(message) for message in grid.sent] == [b"question"] * sent
 
 
+class LateGrid(Grid):
+    """A node that answers a message when it has got the next."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.fetched: list[str] = []
+
+    def pull_messages(self, identifiers: list[str]) -> list[Message]:
+        found = [message for message in self.sent[:-1] if message.metadata.message_id in identifiers]
+        self.fetched += [message.metadata.message_id for message in found]
+        return [Message(content_of(message.metadata.message_id.encode()), reply_to=message) for message in found]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_reply_that_comes_too_late_is_fetched_and_dropped(tmp_path: Path) -> None:
+    """A SuperLink would hold it in memory to the end of the run."""
+    grid = LateGrid()
+    transport = apps.FlowerGrid(cast(Any, grid), tmp_path)
+    for _ in range(3):
+        assert transport.exchange({5: b"question"}, 0.2, frozenset({5})) == {}
+    assert grid.fetched == ["m0", "m1"]  # each once; the last is still to come
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_node_that_is_not_there_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
     began = time.monotonic()

@@ -22,6 +22,7 @@ from coterie.federation.flower._internals import PULL_PATH
 from coterie.federation.flower.bells import Bell
 from coterie.federation.flower.gate import Gate
 from coterie.federation.flower.held_calls import HeldCalls
+from coterie.federation.flower.pushed_bytes import PushedBytes
 
 LIMIT = 1000
 MEMBER, STRANGER = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
@@ -120,6 +121,18 @@ def test_a_call_larger_than_a_message_is_cut_off(tmp_path: Path) -> None:
     # One that does not say how long it is, or says less, is read no further than the limit.
     assert called.post(signed(MEMBER), [b"x" * 600] * 100) == 413
     assert (called.read, called.reached) == (2, [])
+
+
+def test_a_member_cannot_send_a_reply_of_parts_without_end(tmp_path: Path) -> None:
+    called, bell = Called(tmp_path), Bell(tmp_path / "bell")
+    bell.ring()
+    called.gate._pushed = PushedBytes(bell, 3 * LIMIT)
+    part, others = [bytes(LIMIT)], "/v1/fleet/pull-object"
+    for _ in range(2):
+        assert [called.post(signed(MEMBER), part) for _ in range(5)] == [200, 200, 200, 413, 413]
+        assert called.post(signed(MEMBER), part, others) == 200  # it may ask for as much as it likes
+        bell.ring()  # there is a message to answer
+    assert sum(called.reached) == 8 * LIMIT
 
 
 def test_a_500_of_the_superlink_is_one_that_nodes_try_again_after(tmp_path: Path) -> None:

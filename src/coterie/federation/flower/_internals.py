@@ -64,6 +64,9 @@ NODES_PATH = "/v1/fleet/"
 PULL_PATH, HEARTBEAT_PATH = f"{NODES_PATH}pull-messages", f"{NODES_PATH}send-node-heartbeat"
 """The paths with which it asks for a message and says that it is there."""
 
+PUSH_PATHS = frozenset({f"{NODES_PATH}push-messages", f"{NODES_PATH}push-object"})
+"""The paths with which it sends a reply, and each of the parts of one."""
+
 RUN_PATHS = frozenset(
     f"/v1/runtime/{call}"
     for call in (

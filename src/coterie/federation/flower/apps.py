@@ -40,6 +40,7 @@ class FlowerGrid:
     def __init__(self, grid: Grid, server: Path) -> None:
         self._grid = grid
         self._sent, self._replied = of_messages(server), of_replies(server)
+        self._late: set[str] = set()  # messages whose replies nobody waits for any more
         hasten_objects()
         share_free_memory()
         return_large_blocks()
@@ -61,12 +62,17 @@ class FlowerGrid:
         until = began + deadline
         while waiting and time.monotonic() < until:
             heard, polled = self._replied.last(), time.monotonic()
-            for reply in self._grid.pull_messages(list(waiting)):
+            for reply in self._grid.pull_messages([*waiting, *self._late]):
                 # By the message that it answers: an error's sender is not the node.
-                node = waiting.get(reply.metadata.reply_to_message_id, -1)
+                answered = reply.metadata.reply_to_message_id
+                node = waiting.get(answered, -1)
                 if node >= 0:
                     replies[node] = _failure(reply) if reply.has_error() else take_block(reply)
+                    self._late |= {identifier for identifier, other in waiting.items() if other == node}
                     waiting = {identifier: other for identifier, other in waiting.items() if other != node}
+                # Fetched, so that the SuperLink does not hold it to the end of the run.
+                self._late.discard(answered)
+                empty(reply)
             if waiting and time.monotonic() - looked > _RESTARTS:
                 looked, before, active = time.monotonic(), active, self._activations()
                 for node in set(waiting.values()) & active.keys():
@@ -81,6 +87,7 @@ class FlowerGrid:
                 pause = min(max(_POLL, _BUSY * (time.monotonic() - polled)), _LONGEST_POLL)
                 time.sleep(min(pause, max(0.0, until - time.monotonic())))
                 self._replied.wait(heard, min(_LONGEST_POLL - pause, until - time.monotonic()))
+        self._late |= waiting.keys()
         return_free_memory()
         return replies
 

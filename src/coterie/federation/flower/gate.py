@@ -20,6 +20,7 @@ import httpx
 from coterie.federation.flower import key_claims
 from coterie.federation.flower._internals import NODES_PATH, PULL_PATH, NodeSignatures
 from coterie.federation.flower.held_calls import HeldCalls
+from coterie.federation.flower.pushed_bytes import PushedBytes
 
 _NODES = re.compile(re.escape(NODES_PATH) + "[a-z-]+")
 _JOINING = re.compile(re.escape(NODES_PATH) + "(register|activate)-node")
@@ -48,6 +49,8 @@ class Gate:
         What the SuperLink knows the gate by.
     held
         Holds calls for messages until there may be one; ``None`` to pass them on at once.
+    pushed
+        Counts what members send; ``None`` to count nothing.
     """
 
     def __init__(
@@ -58,10 +61,11 @@ class Gate:
         limit: int,
         headers: Mapping[str, str],
         held: HeldCalls | None = None,
+        pushed: PushedBytes | None = None,
     ) -> None:
         self._superlink, self._limit = superlink, limit
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
-        self._held = held
+        self._held, self._pushed = held, pushed
         self._signatures, self._claims = NodeSignatures(keys), key_claims.KeyClaims()
         self._context = ssl.create_default_context(cafile=ca)
         self._client: httpx.AsyncClient | None = None
@@ -86,7 +90,7 @@ class Gate:
                 else:
                     waiting = await self._hold(member, scope["path"], receive)
                     if waiting is not None:
-                        await self._forward(scope, waiting, send, self._limit)
+                        await self._forward(scope, waiting, send, self._limit, member)
             elif _JOINING.fullmatch(scope["path"]):
                 # Refused by the SuperLink, in words by which a node's program ends and says why: to our 401 it ends as
                 # if all were well.
@@ -146,7 +150,7 @@ class Gate:
         except (ValueError, RecursionError):
             await _answer(send, 400, b"this is no claim")
 
-    async def _forward(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send, limit: int, member: bytes = b"") -> None:
         if _length(scope["headers"]) > limit:
             await _answer(send, 413, b"the call is larger than a message may be")
             return
@@ -160,6 +164,8 @@ class Gate:
                 piece = message.get("body", b"")
                 seen += len(piece)
                 if seen > limit:  # of a call that does not say how long it is, or says less
+                    raise _TooLarge
+                if self._pushed is not None and not self._pushed.take(member, scope["path"], len(piece)):
                     raise _TooLarge
                 yield piece
                 more = message.get("more_body", False)

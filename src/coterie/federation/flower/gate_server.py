@@ -21,11 +21,15 @@ from coterie.federation.flower.bells import of_messages, of_replies
 from coterie.federation.flower.expiry import read_certificate, warnings_of
 from coterie.federation.flower.gate import Gate
 from coterie.federation.flower.held_calls import HeldCalls
+from coterie.federation.flower.pushed_bytes import PushedBytes
 from coterie.federation.flower.renewal import check_pair
 from coterie.federation.flower.superlink_door import HEADER, pass_of
 
 _LOOK = 1.0  # seconds between looks at the certificate and at what is behind the gate
 _DAY = 86400.0
+_REPLIES = (
+    4  # as large as may be, that a member may send before a run asks again: of some runs at a time, or after a cut
+)
 _KEEP_ALIVE = 75  # seconds that a node's connection stays open between two calls; longer than nodes keep it
 
 
@@ -62,7 +66,9 @@ class GateServer:
         inside = processes.internal_certificates(folder)
         known = {HEADER: pass_of((inside / "secret").read_bytes())}
         held = HeldCalls(of_messages(folder), of_replies(folder))
-        self._gate = Gate(f"https://127.0.0.1:{superlink_port}", str(inside / "ca.crt"), keys, limit, known, held)
+        pushed = PushedBytes(of_messages(folder), _REPLIES * limit)
+        address = f"https://127.0.0.1:{superlink_port}"
+        self._gate = Gate(address, str(inside / "ca.crt"), keys, limit, known, held, pushed)
         self._files = folder / "server.crt", folder / "server.key"
         self._config = uvicorn.Config(
             self._gate,
