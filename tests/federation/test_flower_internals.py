@@ -209,7 +209,7 @@ CONTRACT: dict[str, Check] = {
         "object_id", "object_contents"
     ),
     "flwr.supercore.inflatable.inflatable_utils.pull_objects": defaults(
-        "initial_backoff", "backoff_cap", "max_tries_per_object"
+        "initial_backoff", "backoff_cap", "max_time", "max_tries_per_object"
     ),
     "flwr.supercore.interceptors.RuntimeTokenHttpInterceptor": parameters("token"),
     "flwr.supercore.interceptors.RuntimeVersionHttpInterceptor": parameters("component_name"),

@@ -18,6 +18,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: these tests need cote
 
 from flwr.app import Message
 from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.task_identity import TaskIdentity
 
 from coterie.federation import project
@@ -217,6 +218,51 @@ def test_a_reply_that_comes_too_late_is_fetched_and_dropped(tmp_path: Path) -> N
     for _ in range(3):
         assert transport.exchange({5: b"question"}, 0.2, frozenset({5})) == {}
     assert grid.fetched == ["m0", "m1"]  # each once; the last is still to come
+
+
+class PatientGrid(Grid):
+    """Two nodes, of which one answers at once and the other never; notes who is asked, and for how long."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.asked: list[tuple[list[str], float]] = []
+
+    def pull_messages(self, identifiers: list[str]) -> list[Message]:
+        assert pull_objects.__kwdefaults__ is not None
+        self.asked.append((identifiers, pull_objects.__kwdefaults__["max_time"]))
+        return [Message(content_of(b"answer"), reply_to=self.sent[0])] if "m0" in identifiers else []
+
+
+@pytest.mark.usefixtures("quick")
+def test_parts_that_never_come_are_waited_for_no_longer_than_the_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apps, "_GRACE", 0.1)
+    monkeypatch.setitem(cast(Any, pull_objects.__kwdefaults__), "max_time", 7200.0)
+    grid = PatientGrid()
+    found = apps.FlowerGrid(cast(Any, grid), tmp_path).exchange({5: b"a", 6: b"b"}, 60.0, frozenset({5}))
+    assert found == {5: b"answer"}
+    assert grid.asked[0][0] == ["m0"] and 0 < grid.asked[0][1] <= 60  # who was late before waits for the others
+    assert {tuple(asked) for asked, _ in grid.asked[1:]} == {("m1",)} and grid.asked[1][1] < 5
+
+
+class BlockedGrid(PatientGrid):
+    """Two nodes: one whose reply never has all its parts, and one that answers while they are waited for."""
+
+    def pull_messages(self, identifiers: list[str]) -> list[Message]:
+        assert pull_objects.__kwdefaults__ is not None
+        self.asked.append((identifiers, pull_objects.__kwdefaults__["max_time"]))
+        if len(self.asked) == 1:
+            time.sleep(self.asked[0][1])
+            return []
+        return [Message(content_of(b"answer"), reply_to=self.sent[0])] if "m0" in identifiers else []
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_came_while_another_was_waited_for_counts(tmp_path: Path) -> None:
+    grid = BlockedGrid()
+    found = apps.FlowerGrid(cast(Any, grid), tmp_path).exchange({5: b"a", 6: b"b"}, 0.3, frozenset({5, 6}))
+    assert found == {5: b"answer"}
 
 
 @pytest.mark.usefixtures("quick")

@@ -197,6 +197,13 @@ def hasten_objects(first: float = 0.05, longest: float = 1.0) -> None:
     defaults["max_tries_per_object"] = None
 
 
+def limit_objects(seconds: float) -> None:
+    """Have this process wait no longer for the parts of a message; Flower waits for two hours, and for all in turn."""
+    defaults = pull_objects.__kwdefaults__
+    assert defaults is not None
+    defaults["max_time"] = seconds
+
+
 def stored_key(key: ec.EllipticCurvePublicKey) -> bytes:
     """Give a node's public key in the form in which a SuperLink stores it."""
     return public_key_to_bytes(key)

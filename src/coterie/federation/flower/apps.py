@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.federation.flower._internals import NODE_AWAY, hasten_objects
+from coterie.federation.flower._internals import NODE_AWAY, hasten_objects, limit_objects
 from coterie.federation.flower.bells import of_messages, of_replies
 from coterie.federation.flower.certificates import to_openssh
 from coterie.federation.flower.messages import content_of, empty, take_block
@@ -60,19 +60,25 @@ class FlowerGrid:
         return_free_memory()
         replies: dict[int, bytes | Failure] = {}
         until = began + deadline
-        while waiting and time.monotonic() < until:
-            heard, polled = self._replied.last(), time.monotonic()
-            for reply in self._grid.pull_messages([*waiting, *self._late]):
+
+        def fetch(identifiers: list[str], seconds: float) -> None:
+            for reply in self._pull(identifiers, seconds):
                 # By the message that it answers: an error's sender is not the node.
                 answered = reply.metadata.reply_to_message_id
                 node = waiting.get(answered, -1)
                 if node >= 0:
                     replies[node] = _failure(reply) if reply.has_error() else take_block(reply)
-                    self._late |= {identifier for identifier, other in waiting.items() if other == node}
-                    waiting = {identifier: other for identifier, other in waiting.items() if other != node}
-                # Fetched, so that the SuperLink does not hold it to the end of the run.
-                self._late.discard(answered)
-                empty(reply)
+                    same = [each for each, other in waiting.items() if other == node]
+                    self._late |= {each for each in same if each != answered}
+                    for each in same:
+                        del waiting[each]
+
+        while waiting and time.monotonic() < until:
+            heard, polled = self._replied.last(), time.monotonic()
+            # Who was late before is not asked while others are waited for: of a reply whose parts never come, a member
+            # would have the server wait for them.
+            first = [identifier for identifier, node in waiting.items() if node in patience]
+            fetch(first or list(waiting), until - polled)
             if waiting and time.monotonic() - looked > _RESTARTS:
                 looked, before, active = time.monotonic(), active, self._activations()
                 for node in set(waiting.values()) & active.keys():
@@ -83,13 +89,25 @@ class FlowerGrid:
             if waiting and patience and not patience & set(waiting.values()):
                 until = min(until, began + 2 * (time.monotonic() - began) + _GRACE)
                 patience = frozenset()  # what is left gets no further reprieve
+                continue  # its reply may be there
             if waiting:
                 pause = min(max(_POLL, _BUSY * (time.monotonic() - polled)), _LONGEST_POLL)
                 time.sleep(min(pause, max(0.0, until - time.monotonic())))
                 self._replied.wait(heard, min(_LONGEST_POLL - pause, until - time.monotonic()))
+        if waiting:  # what came while the parts of another were waited for
+            fetch(list(waiting), 0.0)
+        # Fetched, so that the SuperLink does not hold them to the end of the run.
+        for reply in self._pull(list(self._late), 0.0) if self._late else ():
+            self._late.discard(reply.metadata.reply_to_message_id)
+            empty(reply)
         self._late |= waiting.keys()
         return_free_memory()
         return replies
+
+    def _pull(self, identifiers: list[str], seconds: float) -> Iterable[Message]:
+        """Fetch the replies that are there, with so many seconds for the parts of each that are still on their way."""
+        limit_objects(max(seconds, 0.0))
+        return self._grid.pull_messages(identifiers)
 
     def _push(self, node: int, block: bytes, deadline: float) -> dict[str, int]:
         # One at a time: a request that holds all of them may be too large where each alone is not.
