@@ -352,6 +352,25 @@ def test_a_node_refuses_what_its_agreement_does_not_allow(tmp_path: Path) -> Non
     assert "not files" in unpack(node.handle(pack(files, {})), LIMIT).header["error"]
 
 
+def test_a_run_keeps_its_method_and_settings(tmp_path: Path) -> None:
+    """Another method's task would be run on the state of this one, and might send what this one keeps."""
+    local = make_federation(tmp_path)
+    serve(local.agreement, local.grid, Plan(algorithm="ditto", rounds=2, wait=0.0), tmp_path / "run")
+    sent = [unpack(messages[100], LIMIT) for messages in local.grid.sent if 100 in messages]
+    last = [envelope for envelope in sent if envelope.header.get("task")][-1]
+    counted = sent[-1].header["counted"]
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({}, ""),
+        ({"settings": {**last.header["settings"], "local_epochs": 1}}, "not those that the run began with"),
+        ({"algorithm": "fedavg", "settings": {}}, "not those that the run began with"),
+    ]
+    for change, says in changes:
+        header = {**last.header, "evaluate": None, "counted": counted, "base": "", "keep": [], **change}
+        block = pack(header, {name: value for name, value in last.tensors.items() if name.startswith("message/")})
+        reply = unpack(local.grid.nodes_[100].handle(block), LIMIT).header
+        assert says in (reply.get("error") or "") and bool(says) == bool(reply.get("error"))
+
+
 def test_a_node_checks_what_the_server_sends(tmp_path: Path) -> None:
     local = make_federation(tmp_path)
     serve(local.agreement, local.grid, plan("fedavg", rounds=1), tmp_path / "run")

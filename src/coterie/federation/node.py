@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
 import time
 import traceback
@@ -131,7 +132,8 @@ class Node:
         began = time.perf_counter()
         everybody = self._sizes(header.get("sizes"), population)
         resident = self._residents.get(str(header.get("run")), config, population, everybody)
-        state = NodeState(self.folder / "state", str(header.get("run")), resident.begin, self._lost_is_fine)
+        method = json.dumps([config.algorithm, config.plain()["settings"]], sort_keys=True)
+        state = NodeState(self.folder / "state", str(header.get("run")), resident.begin, self._lost_is_fine, method)
         state.settle(str(header.get("counted") or ""), list(header.get("keep") or ()))
         # Settled state first, then the evaluation that rides on this message, then the task.
         scores: list[Score] = []

@@ -12,6 +12,7 @@ a reply only once the round that it belongs to is in a checkpoint, so a committe
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -47,6 +48,8 @@ class NodeState:
         The node's state before its first round, one row for each name.
     lost_is_fine
         Whether to begin anew where the state that the server counts on is missing.
+    method
+        The method and its settings, which stay what they are while a run lasts.
 
     Raises
     ------
@@ -54,10 +57,11 @@ class NodeState:
         If ``run`` is not a run's name.
     """
 
-    def __init__(self, folder: Path, run: str, begin: Rows, lost_is_fine: bool = False) -> None:
+    def __init__(self, folder: Path, run: str, begin: Rows, lost_is_fine: bool = False, method: str = "") -> None:
         if not _RUN.fullmatch(run):
             raise Rejected(f"its run is {run!r}, which is not a run's name")
         self._folder, self._begin, self._lost_is_fine = folder / run, begin, lost_is_fine
+        self._method = hashlib.blake2b(method.encode(), digest_size=16).hexdigest() if method else ""
         self._committed = self._folder / f"committed{_ENDING}"
 
     def settle(self, counted: str, keep: Collection[str]) -> None:
@@ -116,7 +120,7 @@ class NodeState:
         return [path for path in folder.iterdir() if path.name.endswith(_ENDING)] if folder.is_dir() else []
 
     def _write(self, path: Path, token: str, rows: Rows) -> None:
-        notes = {**{name: str(value) for name, value in stamp(_FORMAT).items()}, "token": token}
+        notes = {**{name: str(value) for name, value in stamp(_FORMAT).items()}, "token": token, "method": self._method}
         save_sealed(path, rows, {**notes, "order": json.dumps(list(rows))})
 
     def _read(self, path: Path, names: Collection[str] | None = None) -> tuple[str, Rows]:
@@ -128,6 +132,8 @@ class NodeState:
                 token, order, found = metadata["token"], json.loads(metadata["order"]), metadata.get("format")
                 record = {**metadata, "format": int(found) if found else None}
                 check_format(f"the node's state {path}", record, _FORMAT, CheckpointError)
+                if self._method and metadata.get("method", "") not in ("", self._method):
+                    raise Rejected("its method or settings are not those that the run began with")
                 # Cloned out of the file's mapping, whose alignment is not that of memory that PyTorch allocates.
                 wanted = order if names is None else names
                 return token, {name: file.get_tensor(name).clone() for name in wanted}
