@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from coterie.federation.transport import Failure
 from coterie.federation.wire import pack, unpack
 from coterie.runs.experiment import Experiment
 from coterie.runs.storage import events
+from coterie.simulation.scoring import Score, Scorer
 from tests.federation.grid import Dying, Fault, Local, LocalGrid, equal, make_federation, node_rows, reference, states
 from tests.small_runs import Killed
 
@@ -157,6 +159,21 @@ def test_a_node_that_raises_says_so_without_quoting_its_data(tmp_path: Path, mon
     (event,) = told(tmp_path / "run", "error")
     assert (event.client, event.reason) == (1, "an unexpected ValueError on the node; its log says more")
     assert secret in (node.folder / "errors.log").read_text()
+
+
+def test_a_loss_that_is_nan_is_an_error_of_that_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, local = Scorer.score, make_federation(tmp_path)
+
+    def spoilt(self: Scorer, *given: Any) -> list[Score]:
+        scores = real(self, *given)
+        return [replace(each, values=each.values * float("nan")) if each.metric == "loss" else each for each in scores]
+
+    monkeypatch.setattr(Scorer, "score", spoilt)
+    with pytest.raises(RunFolderError, match="never measured"):  # a run of such losses is never finished
+        serve(local.agreement, local.grid, Plan(algorithm="fedavg", rounds=1, wait=0.0), tmp_path / "run")
+    found = [event for event in events.read(tmp_path / "run") if event.what == "no evaluation"]
+    assert {event.client for event in found} == {0, 1, 2} and not (tmp_path / "run" / "summary.json").exists()
+    assert all("loss of the" in event.reason and "no longer" in event.reason for event in found)
 
 
 def test_a_log_of_errors_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

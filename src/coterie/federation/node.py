@@ -234,6 +234,11 @@ class Node:
             for other in models.keys() - {"personal"}:
                 models[other] = simulation.completed(models[other], lambda name: before[name].to(device))
             scores = Scorer(simulation, one, one.new_zeros(0)).score(models, wanted["answers"] and self._tells_answers)
+            for score in scores:
+                has_samples = bool(simulation.engine.host_sizes[score.split][self.client] > 0)
+                if score.metric == "loss" and has_samples and bool(score.values.isnan().any()):
+                    what = f"{score.split} loss of the {score.model} model"
+                    raise Diverged(int(wanted["round"]), [self.client], what)
             kind = "personal" if models.get("personal") else GLOBAL
             model = {name: value[0] for name, value in models.get(kind, {}).items()}
             self._keep(envelope.header, resident.config, simulation, kind, model, scores)
