@@ -293,6 +293,16 @@ def test_an_algorithm_in_a_file(coterie: Coterie) -> None:
     assert said.code == 0 and "Turned" in said.out and "lr_decay=1.0" in said.out
 
 
+def test_show_of_a_comparison_is_its_table(coterie: Coterie) -> None:
+    words = [*OPTIONS, *FAST, "--seeds", "1,2", "--tune", "lr=0.01,0.1", "--out", "compared"]
+    said = coterie("compare", "local", "fedavg", *words)
+    assert said.code == 0
+    shown = coterie("show", "compared")
+    assert shown.code == 0 and shown.out.strip() and shown.out in said.out
+    both = coterie("show", "compared", next(Path("compared/runs").glob("local*seed1")).as_posix())
+    assert both.code == 0 and both.out.startswith(shown.out) and len(both.out) > len(shown.out)
+
+
 def test_show_puts_runs_beside_each_other(coterie: Coterie) -> None:
     for name in ("local", "fedavg"):
         assert coterie("run", name, *OPTIONS, *FAST, "-q", "--out", name).code == 0

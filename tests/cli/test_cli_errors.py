@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import coterie
-from coterie.errors import ConfigError, CoterieWarning, DataError, PartitionError, RunFolderError
+from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError, PartitionError, RunFolderError
 from coterie.runs import launch
 from coterie.runs.storage import RunFolder, atomic_files
 from tests.small_runs import SMALL, config_of
@@ -142,6 +143,16 @@ def test_a_metric_of_fewer_clients_is_told_once(tmp_path: Path) -> None:
     with pytest.warns(CoterieWarning, match=r"auroc is not defined for \d+ of 10 clients") as told:
         run(**settings, out=tmp_path / "run")
     assert len(told) == 1
+
+
+def test_a_metric_of_no_client_is_told_in_the_first_round_and_at_the_end(tmp_path: Path) -> None:
+    data = {str(label): (torch.randn(20, 3), torch.full((20,), label)) for label in (0, 1)}
+    settings = {"data": data, "clients": 2, "model": "linear", "metrics": "auroc", "rounds": 2}
+    with (
+        pytest.warns(CoterieWarning, match="auroc is not defined for any of 2 clients"),
+        pytest.raises(CoterieError, match="was never measured on test data; begin anew with a metric"),
+    ):
+        run(**settings, out=tmp_path / "run")
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root may read everything")

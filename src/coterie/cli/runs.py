@@ -70,24 +70,39 @@ def resume(
 
 
 def show(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or of comparisons.")],
 ) -> None:
-    """Show runs beside each other in one table; of one that is not finished, what it has so far."""
+    """Show runs beside each other in one table; of one that is not finished, what it has so far.
+
+    Of a comparison that has come to its end, its own table.
+    """
     from coterie import api
     from coterie.results.client_table import client_table
     from coterie.results.labels import run_title
     from coterie.results.partial_summary import partial_summary
+    from coterie.results.report.sources import folders
 
+    there, comparisons = folders(runs)
+    named = {path.resolve() for path in runs}
+    for comparison in comparisons:
+        for sentence in comparison.left_out:
+            err.print(sentence, markup=False, highlight=False)
+        if comparison.table is not None:
+            standard_output.print(comparison.table)
+            there = {
+                path: called for path, called in there.items() if path not in comparison.runs or path.resolve() in named
+            }
     summaries, titles = [], []
-    for path in runs:
+    for path, called in there.items():
         result = api.load(path)
-        titles.append(run_title(result))
+        titles.append(called or run_title(result))
         summaries.append(result.summary if result.finished else partial_summary(result))
         if not result.finished:
             done = summaries[-1]["rounds"]
             err.print(f"{path} is not finished: round {done} of {result.config['rounds']}", highlight=False)
-    _print(summaries, titles)
-    if len(runs) == 1 and result.client_names:
+    if summaries:
+        _print(summaries, titles)
+    if len(summaries) == len(runs) == 1 and result.client_names:
         standard_output.print(client_table(result))
 
 

@@ -70,9 +70,11 @@ class Recorder:
         count, defined = int(has.sum()), int(keep.sum())
         if score.split == "test" and defined < count and score.metric not in self._warned:
             self._warned.add(score.metric)
+            whom = f"{count - defined} of {count} clients" if defined else f"any of {count} clients"
+            then = f"its means are over the other {defined}" if defined else "there is nothing to sum up in it"
             warnings.warn(
-                f"{score.metric} is not defined for {count - defined} of {count} clients, whose test samples are too "
-                f"much alike (of one class, for instance): its means are over the other {defined}",
+                f"{score.metric} is not defined for {whom}, whose test samples are too much alike (of one class, for "
+                f"instance): {then}",
                 CoterieWarning,
                 stacklevel=2,
             )

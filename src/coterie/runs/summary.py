@@ -109,7 +109,10 @@ def summarise(
         for model in MODELS
     }
     if measured and not any(models.values()):
-        raise RunFolderError(f"there is nothing to sum up: {metric!r} was never measured on test data")
+        raise RunFolderError(
+            f"there is nothing to sum up: {metric!r} was never measured on test data; begin anew with a metric that is "
+            "defined for the clients' test samples (--metrics)"
+        )
     federation = everything.where(model="federation")
     return {
         "algorithm": algorithm,

@@ -70,7 +70,8 @@ def gains_by_client(clients: pd.DataFrame, title: str) -> Panels:
             )
     step = -(-len(clients) // _NAMED)
     ticks = tuple((float(place), labels[place]) for place in range(0, len(clients), step))
-    left = Axis("", ticks, range=(-0.7, len(clients) - 0.3))
+    room = max(0.7, 0.012 * len(clients))  # so that no point lies on the frame
+    left = Axis("", ticks, range=(-room, len(clients) - 1 + room))
     height = 0.5 + min(2.5, 0.045 * len(clients))
     return Panels((Panel(tuple(series), Axis(title, borders=(0.0,)), left),), height=height)
 
