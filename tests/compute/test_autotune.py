@@ -85,7 +85,7 @@ def test_what_is_hopeless_is_looked_at_twice() -> None:
 
 
 def test_a_way_that_fails_or_gives_other_numbers_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = batched.agrees
+    real = autotune.agrees
 
     def agrees(net: Any, *rest: Any) -> bool:
         return bool(net.convolution != "unfold" and real(net, *rest))

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coterie import randomness, user_code
+from coterie import randomness
 from coterie.algorithms.base import Batch, Fold, Minibatches, Net, Task
 from coterie.algorithms.contract import check_rows, checked_step
 from coterie.compute._cache import BoundedCache, Identity
@@ -31,12 +31,12 @@ from coterie.compute.cuda_graphs import GraphCache, RecordedFold
 from coterie.compute.engine import Call, Engine, Predict, finished, in_client_order, join, pick, take, widest_batch
 from coterie.compute.nets.folded import FoldedNet
 from coterie.compute.nets.layers import Convolution
-from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees, branches_on_values
-from coterie.compute.nets.stacked import Kernel, stacked_nets
+from coterie.compute.nets.row_net import RowNet, VmapNet
+from coterie.compute.nets.sound_net import sound_net
+from coterie.compute.nets.stacked import Kernel
 from coterie.compute.sample_costs import bytes_of_sample
 from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule, call_directly, even_width, make_schedule, split_of
-from coterie.errors import ModelError
 from coterie.memory import gpu_memory
 from coterie.models.own_buffers import moving_buffers
 from coterie.models.problem import Problem
@@ -117,31 +117,9 @@ class BatchedEngine(Engine):
         self._prediction = BatchedPrediction(samples, self.sizes, self.host_sizes, self._samples_at_once())
 
     def _make_net(self) -> RowNet:
-        module, layout = self.problem.module, self.problem.layout
-        plain = ModuleNet(module, layout)
-        if self.kernel == "module":
-            agrees(plain, plain, self.probe(), 1e-4)  # so that it is known whether the model draws random numbers
-            return plain
-        for net in stacked_nets(module, layout, self.convolution) if self.kernel == "stacked" else ():
-            if isinstance(net, FoldedNet) and branches_on_values(module, self.probe()[0]):
-                continue
-            if agrees(net, plain, self.probe(), 1e-4, training=True):
-                return net
-        self.kernel = "vmap"
-        vectorised = VmapNet(module, layout)
-        try:
-            sound = agrees(vectorised, plain, self.probe(), 1e-4, training=True, raising=True)
-        except Exception as error:
-            raise ModelError(
-                f"{type(module).__name__} cannot be run for several clients at once ({user_code.explain(error)}): "
-                "use --engine loop"
-            ) from error
-        if not sound:
-            raise ModelError(
-                f"{type(module).__name__} gives other outputs when it is run for several clients at once: "
-                "use --engine loop"
-            )
-        return vectorised
+        net = sound_net(self.problem.module, self.problem.layout, self.probe(), self.kernel, self.convolution)
+        self.kernel = "vmap" if isinstance(net, VmapNet) else self.kernel
+        return net
 
     def measure(self, batch: int) -> None:
         """Time all ways to compute convolutions, with batches of this size (0: all samples), and use the fastest."""
