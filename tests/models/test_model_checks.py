@@ -268,3 +268,24 @@ def test_a_gpus_tf32_is_off_while_a_model_is_tried_and_as_before_afterwards() ->
         torch.backends.cuda.matmul.allow_tf32 = before[1]
     assert set(seen) == {(False, False)}
     assert after == (before[0], True)
+
+
+class Pairs(nn.Module):
+    """Normalises two values of each sample: side by side, or all first ones before all second ones."""
+
+    def __init__(self, beside: bool) -> None:
+        super().__init__()
+        self.norm, self.layer, self.beside = nn.BatchNorm1d(4), nn.Linear(4, 3), beside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.beside:
+            return self.layer(self.norm(torch.stack([x, x.tanh()], 1).flatten(0, 1)).unflatten(0, (-1, 2)).sum(1))
+        one, two = self.norm(torch.cat([x, x.tanh()])).chunk(2)
+        return self.layer(one + two)
+
+
+def test_batch_norm_must_meet_the_values_of_a_sample_side_by_side() -> None:
+    sample = torch.randn(4, 4, generator=torch.Generator().manual_seed(3))
+    models.check(Pairs(beside=True), sample)
+    with pytest.raises(ModelError, match="do not lie side by side"):
+        models.check(Pairs(beside=False), sample)

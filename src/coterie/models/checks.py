@@ -42,7 +42,8 @@ def check(module: nn.Module, sample: Tensor | None = None) -> None:
     the user's is found by running it, if inputs are given: it may change neither its parameters nor its inputs; it may
     draw nothing (dropout, which is ours to draw, is switched off), and two passes over the same inputs may not differ;
     what it gives for a sample may not depend on the other samples of the batch, nor may the sample's masks of dropout;
-    and it must have a gradient, taken at the parameters that it is called with.
+    BatchNorm must meet a sample's values side by side; and it must have a gradient, taken at the parameters that it is
+    called with.
 
     Parameters
     ----------
@@ -122,6 +123,7 @@ def _run(module: nn.Module, sample: Tensor) -> None:
         _refuse_wrong_shape(first, sample)
         _refuse_neighbours(trial, given, first)
         _refuse_unsteady_dropout(trial, given, dropouts)
+        _refuse_scattered_samples(trial, given)
         _refuse_other_gradients(trial, given)
 
 
@@ -218,6 +220,25 @@ def _refuse_unsteady_dropout(trial: nn.Module, given: Tensor, dropouts: dict[Str
         raise ModelError(
             "dropout meets a tensor whose first axis is not the sample, so that a sample's masks would depend on the "
             "other samples of the batch; drop before the axes change places, or use a layer nn.Dropout"
+        )
+
+
+def _refuse_scattered_samples(trial: nn.Module, given: Tensor) -> None:
+    """See that BatchNorm meets the values of a sample side by side: those of padding must not count."""
+    met: list[Tensor] = []
+    layers = [layer for layer in trial.modules() if isinstance(layer, _BatchNorm)]
+    hooks = [layer.register_forward_pre_hook(lambda _, inputs: met.append(inputs[0])) for layer in layers]
+    try:
+        trial(given)
+        alone, met = met, []
+        trial(torch.cat([given, given]))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if any(not _same(one, both[: len(one)]) for one, both in zip(alone, met, strict=True)):
+        raise ModelError(
+            "BatchNorm meets a tensor in which the values of a sample do not lie side by side along the first axis, so "
+            "that those of padding would count; normalise before samples are put behind others, or use nn.GroupNorm"
         )
 
 
