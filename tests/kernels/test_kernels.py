@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'coterie[kernels]'")
 
@@ -326,6 +326,26 @@ def test_a_step_of_a_whole_model(model: str) -> None:
     def stepped(net: Any) -> Tensor:
         new = params.clone()
         Batch(net, problem.loss, x, y, weight, torch.ones(rows), key).descend_(new, rate)
+        return new - params
+
+    wanted = stepped(ModuleNet(problem.module, problem.layout))
+    assert apart(stepped(StackedNet(problem.module, problem.layout)), wanted.double()) < 1e-5
+
+
+def test_a_step_of_a_model_that_changes_its_layers_results_in_place() -> None:
+    with randomness.torch_stream(1, "kernel tests"):
+        module = nn.Sequential(
+            nn.Linear(12, 9), nn.ReLU(inplace=True), nn.Linear(9, 7), nn.ReLU(inplace=True), nn.Linear(7, 4)
+        )
+    problem = Problem.of(module, device=DEVICE)
+    params = problem.start * torch.tensor([[1.0], [1.1]])
+    x, y = numbers(2, 3, 12), torch.tensor([[1, 3, 0], [0, 2, 2]])
+
+    def stepped(net: Any) -> Tensor:
+        new = params.clone()
+        Batch(net, problem.loss, x, y, torch.full((2, 3), 1 / 3), torch.ones(2)).descend_(
+            new, torch.tensor([[0.1], [0.3]])
+        )
         return new - params
 
     wanted = stepped(ModuleNet(problem.module, problem.layout))

@@ -239,7 +239,7 @@ class Growing(Always):
     ("module", "message"),
     [
         (Always(), "buffer 'seen' changes in forward where the model is only evaluated; change it in training alone"),
-        (Growing((0,)), "buffer 'seen' changes in forward to what is no number of the same shape and type"),
+        (Growing((0,)), "buffer 'seen' changes in forward, and is no row: it must keep its shape and its type"),
     ],
 )
 def test_what_is_no_row_is_refused(module: nn.Module, message: str) -> None:

@@ -175,7 +175,9 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> T
     parts = max(1, min(_PROGRAMS // (blocks * rows), inside // 512))
     piece = triton.cdiv(triton.cdiv(inside, k), parts) * k
     parts = triton.cdiv(inside, piece)
-    out = x.new_empty(parts, rows, samples, outside)
+    # No view where there is one part: what a layer gave may be changed in place, which autograd forbids for views
+    # that a function made.
+    out = x.new_empty(*([parts] if parts > 1 else []), rows, samples, outside)
     launch(
         _forward,
         (blocks, rows, parts),
@@ -199,7 +201,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, precision: str) -> T
         num_warps=4,
         num_stages=3,
     )
-    return out.squeeze(0) if parts == 1 else out.sum(0)
+    return out if parts == 1 else out.sum(0)
 
 
 def backward(gradient: Tensor, weight: Tensor, precision: str) -> Tensor:

@@ -83,8 +83,10 @@ def affine(weights: Rows, x: Tensor, taps: list[GradientTap] | None) -> Tensor:
 def tapped(out: Tensor, weights: Rows, x: Tensor, taps: list[GradientTap]) -> Tensor:
     """Take note of a linear layer's input and output."""
     # The edge of what was computed rather than the tensor: the model may go on to change that in place, as
-    # nn.ReLU(inplace=True) does, and the tensor then stands for what came of it. A view's own edge would be lost.
-    whole, shape = (out if out._base is None else out._base), out.shape
+    # nn.ReLU(inplace=True) does, and the tensor then stands for what came of it. A view's own edge would be lost, but
+    # for one of memory that autograd knows nothing of, as a function of our own gives.
+    viewed = out._base is not None and out._base.requires_grad == out.requires_grad
+    whole, shape = out._base if out._base is not None and viewed else out, out.shape
     if not whole.requires_grad:  # nothing before this layer is trained, so that autograd has to begin with it
         begin: Any = _Begin.apply
         whole = begin(whole, whole.new_zeros(()).requires_grad_())
