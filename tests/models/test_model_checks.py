@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 
 import pytest
 import torch
@@ -289,3 +290,21 @@ def test_batch_norm_must_meet_the_values_of_a_sample_side_by_side() -> None:
     models.check(Pairs(beside=True), sample)
     with pytest.raises(ModelError, match="do not lie side by side"):
         models.check(Pairs(beside=False), sample)
+
+
+def test_what_other_threads_draw_is_not_held_against_a_model() -> None:
+    stop, layer = threading.Event(), wrapped(nn.Linear(4, 4))
+
+    def draw() -> None:
+        while not stop.wait(0.001):
+            torch.rand(1)
+
+    thread = threading.Thread(target=draw)
+    with randomness.generators_kept(torch.device("cpu")):
+        thread.start()
+        try:
+            for _ in range(30):
+                models.check(layer, torch.randn(6, 4))
+        finally:
+            stop.set()
+            thread.join()

@@ -30,6 +30,7 @@ _RANDOM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
 )
+_PASSES = 20
 _DROPOUT = "use nn.Dropout, whose masks come from the experiment's own random numbers"
 
 
@@ -177,7 +178,7 @@ def _twice(trial: nn.Module, given: Tensor, training: bool) -> Tensor:
     if not isinstance(passes[0], Tensor):
         raise ModelError(f"forward gives a {type(passes[0]).__name__}; it must give one tensor of outputs")
     # Not by the outputs alone: what is drawn may seldom change them, as with a layer that is now and then left out.
-    if randomness.generator_states(given.device) != drawn:
+    if randomness.generator_states(given.device) != drawn and _draws(trial, given):
         raise ModelError(f"forward draws random numbers of its own; {_DROPOUT}")
     if not _same(*passes):
         raise ModelError(
@@ -188,6 +189,19 @@ def _twice(trial: nn.Module, given: Tensor, training: bool) -> Tensor:
         raise ModelError("forward gives NaN for samples of the data; look for a division by 0, or a logarithm of it")
     first: Tensor = passes[0]
     return first
+
+
+def _draws(trial: nn.Module, given: Tensor) -> bool:
+    """Return whether generators move on in each of several passes: in some of them another thread may have drawn."""
+    kept = {each.name: getattr(each.owner, each.short).clone() for each in own_buffers(trial)}
+    for _ in range(_PASSES):
+        before = randomness.generator_states(given.device)
+        trial(given)
+        for each in own_buffers(trial):
+            setattr(each.owner, each.short, kept[each.name].clone())
+        if randomness.generator_states(given.device) == before:
+            return False
+    return True
 
 
 def _refuse_neighbours(trial: nn.Module, given: Tensor, first: Tensor) -> None:
