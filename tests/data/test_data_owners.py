@@ -118,3 +118,20 @@ def test_folders_that_do_not_say_whose_an_image_is(tmp_path: Path) -> None:
     (tmp_path / "who.csv").write_text("file,client\na/1.png,x\n")
     with pytest.raises(DataError, match=r"no client for the image 'b/1\.png'"):
         data.load(f"folder:{tmp_path},client={tmp_path / 'who.csv'}")
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        (["0042", "042", "7"], ["0042", "042", "7"]),  # three clients, which as numbers would be two
+        (["100", "42", "7"], ["7", "42", "100"]),  # nothing is lost by taking these as numbers
+    ],
+)
+def test_names_that_are_numbers_keep_the_zeros_before_them(
+    written: list[str], names: list[str], tmp_path: Path
+) -> None:
+    rows = [f"{written[place % 3]},{place},{'ab'[place % 2]}" for place in range(60)]
+    (tmp_path / "table.csv").write_text("\n".join(["unit,age,outcome", *rows]))
+    source = resolve("data set", f"table:{tmp_path}/table.csv,label=outcome,client=unit", SOURCES)
+    assert source.owners() == dict.fromkeys(names, 20)
+    assert list(source.load(tmp_path, 1).owner_names) == names

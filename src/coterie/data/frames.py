@@ -88,6 +88,16 @@ def checked_frame(frame: pd.DataFrame, where: str, missing: tuple[str, ...] = ()
     return frame.reset_index(drop=True).apply(with_gaps, missing=missing)
 
 
+def read_csv(path: Path, client: str, only: list[str] | None = None) -> pd.DataFrame:
+    """Read a CSV file, all columns or some; clients whose names are numbers keep the zeros before them."""
+    frame = pd.read_csv(path, usecols=only, low_memory=False)
+    if client in frame.columns and pd.api.types.is_integer_dtype(frame[client]):
+        written = pd.read_csv(path, usecols=[client], dtype=str)[client].str.strip()
+        if (written != frame[client].astype(str)).any():
+            frame[client] = written
+    return frame
+
+
 def content_of(
     options: TableOptions, frame: pd.DataFrame, where: str, schema: TableSchema | None = None
 ) -> TableContent:

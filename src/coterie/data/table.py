@@ -11,7 +11,7 @@ from pydantic import Field
 from coterie import options
 from coterie.data._user_data import UserSource, count_owners
 from coterie.data.dataset import Dataset
-from coterie.data.frames import TableContent, checked_frame, content_of, dataset_of, owners_of
+from coterie.data.frames import TableContent, checked_frame, content_of, dataset_of, owners_of, read_csv
 from coterie.data.table_schema import TableSchema
 from coterie.errors import DataError
 from coterie.tasks import TaskName
@@ -76,10 +76,7 @@ class TableSource(UserSource):
             raise DataError(f"there is no file {path}")
         try:
             columns = [only] if only and only in self._columns(path) else None
-            if ending == ".csv":
-                frame = pd.read_csv(path, usecols=columns, low_memory=False)
-            else:
-                frame = pd.read_parquet(path, columns=columns)
+            frame = read_csv(path, self.client, columns) if ending == ".csv" else pd.read_parquet(path, columns=columns)
         except (OSError, ValueError, pd.errors.ParserError) as error:
             raise DataError(f"the table {path} cannot be read: {error}") from None
         return checked_frame(frame, self._where, self.missing)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie import options
 from coterie.data.dataset import Dataset, Preparation
-from coterie.data.frames import checked_frame, content_of
+from coterie.data.frames import checked_frame, content_of, read_csv
 from coterie.data.registry import SOURCES
 from coterie.data.sequences import padded
 from coterie.data.table import TableSource
@@ -43,9 +43,9 @@ def _table(path: Path, inputs: Mapping[str, Any], text: str, label: str | None) 
         raise ConfigError(f"data is {str(path)!r}, but the run was not made on a table: give x and y in an .npz file")
     if label is None and known is None:
         raise ConfigError("label is not given, and the run does not name the column to predict: give --label COLUMN")
-    frame, where = checked_frame(_read(path), str(path)), str(path)
+    owner, gaps = (known.client, known.missing) if known else ("", ())
+    frame, where = checked_frame(_read(path, owner), str(path), gaps), str(path)
     wanted = TableSource(path=path, label=label or (known.label if known else ""), task=inputs["task"])
-    owner = known.client if known else ""
     name = _only_owner(frame, owner, where)
     if known and known.sequence:
         content = content_of(wanted.model_copy(update={"sequence": known.sequence}), frame, where)
@@ -96,11 +96,11 @@ def _described(text: str) -> TableSource | None:
     return found if isinstance(found, TableSource) else None
 
 
-def _read(path: Path) -> pd.DataFrame:
+def _read(path: Path, client: str) -> pd.DataFrame:
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     try:
-        return pd.read_csv(path, low_memory=False) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
+        return read_csv(path, client) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
     except (OSError, ValueError, pd.errors.ParserError) as error:
         raise DataError(f"the table {path} cannot be read: {error}") from None
 
