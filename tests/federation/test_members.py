@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coterie.federation.plan import Plan
 from coterie.federation.server import serve
-from coterie.federation.update_bound import too_large, update_norms
+from coterie.federation.update_bound import sent_norms, too_large, update_norms
 from coterie.federation.wire import SCHEMA, Rejected, pack, sentence, unpack
 from coterie.runs.storage import events
 from tests.federation.grid import Fault, make_federation, states
@@ -115,14 +115,17 @@ def test_the_run_goes_on_as_if_it_had_not_replied(tmp_path: Path, fault: Fault, 
         assert len(str(event)) < 500
 
 
-def test_of_two_replies_one_of_1e30_does_not_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedsgd", "fedpg", "fedadmm", "fedfomo"])
+def test_of_two_replies_one_of_1e30_does_not_count(tmp_path: Path, algorithm: str) -> None:
+    """Models, gradients and differences alike, and where the first model is all zeros."""
     local = make_federation(tmp_path, clients=2)
     local.grid.faults[HOSTILE] = in_rounds(enormous)
-    serve(local.agreement, local.grid, Plan(algorithm="fedavg", rounds=2, wait=0.0), tmp_path / "run")
+    plan = Plan(algorithm=algorithm, rounds=2, wait=0.0)
+    serve(local.agreement, local.grid, plan, tmp_path / "run")
     found = [event for event in events.read(tmp_path / "run") if event.what == "garbage"]
-    assert [event.client for event in found] == [1, 1]
+    assert found and {event.client for event in found} == {1} and {event.round for event in found} == {1, 2}
     assert all("more than 100 times the" in event.reason and "of what was sent" in event.reason for event in found)
-    assert all(float(value.abs().max()) < 10 for value in states(tmp_path / "run")[0].values())
+    assert all(float(value.double().abs().max()) < 10 for value in states(tmp_path / "run")[0].values())
 
 
 def scored(value: object) -> Fault:
@@ -191,18 +194,35 @@ def test_norms_are_of_the_change_over_all_tensors() -> None:
     assert update_norms({"w": replies["w"]}, message, {"w": "v"}).tolist() == [math.sqrt(17), math.sqrt(2)]
 
 
+def test_what_a_reply_alone_is_compared_with() -> None:
+    w, gradient, loss = torch.tensor([[3.0, 4.0, 0.0]]), torch.full((1, 3), 9.0), torch.tensor([7.0])
+    both = {"g": None, "loss": None}
+    assert sent_norms({"w": gradient}, {"w": w}, {}).tolist() == [5.0]
+    assert sent_norms({"g": gradient, "loss": loss}, {"w": w}, both).tolist() == [5.0]  # the model it is a gradient of
+    assert sent_norms({"g": gradient, "loss": loss}, {"w": 0 * w}, both).tolist() == [math.sqrt(3)]  # a model of ones
+    assert sent_norms({"g": gradient, "loss": loss}, {}, both, longest=3).tolist() == [math.sqrt(3)]
+    # Losses of some steps, beside a direction that is sent or that the client has: they may be as large as they are.
+    losses = {"losses": torch.full((1, 2), 1e9)}
+    assert sent_norms(losses, {"steps": torch.ones(1, 2), "d": w}, {"losses": None}).tolist() == [0.0]
+    assert sent_norms(losses, {"steps": torch.ones(1, 2)}, {"losses": None}, longest=3).tolist() == [0.0]
+    assert sent_norms({"loss": loss}, {}, {"loss": None}).tolist() == [0.0]
+
+
 def test_only_what_stands_out_from_a_majority_is_too_large() -> None:
+    def never() -> Tensor:
+        raise AssertionError("a majority says more than what was sent")
+
+    def nothing() -> Tensor:
+        return torch.zeros(3)
+
     norms = torch.tensor([1.0, 2.0, 300.0], dtype=torch.float64)
-    assert list(too_large(norms, 100)) == [2]
-    assert not too_large(norms, 150)  # 300 is 150 times the median of 2
-    assert not too_large(norms[1:], 10)  # of two, who is to say which
-    sent = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
-    assert list(too_large(norms[[2, 0]], 10, sent[:2])) == [0]  # but one that changes far more than there was
-    assert not too_large(norms[[2, 0]], 10, sent[[2, 2]])  # which nothing was
-    assert list(too_large(torch.tensor([0.0, 0.0, 20.0], dtype=torch.float64), 10, torch.ones(3))) == [2]
-    assert not too_large(norms, 150, torch.ones(3))  # a majority says more than what was sent
-    assert not too_large(torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), 10)
-    assert list(too_large(torch.tensor([1.0, 1.0, math.inf], dtype=torch.float64), 10)) == [2]
+    assert list(too_large(norms, 100, never)) == [2]
+    assert not too_large(norms, 150, never)  # 300 is 150 times the median of 2
+    assert not too_large(norms[1:], 10, lambda: torch.zeros(2))  # of two, who is to say which
+    assert list(too_large(norms[[2, 0]], 10, lambda: torch.ones(2))) == [0]  # but one changes far more than there was
+    assert list(too_large(torch.tensor([0.0, 0.0, 20.0], dtype=torch.float64), 10, lambda: torch.ones(3))) == [2]
+    assert not too_large(torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), 10, nothing)
+    assert list(too_large(torch.tensor([1.0, 1.0, math.inf], dtype=torch.float64), 10, never)) == [2]
 
 
 def test_what_others_say_is_one_line_that_ends() -> None:

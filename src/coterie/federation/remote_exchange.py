@@ -24,7 +24,7 @@ from coterie.federation.outgoing import PackedWhenSent
 from coterie.federation.reply_schema import ReplySchema
 from coterie.federation.schema import ANSWERS, EVALUATE, GLOBAL, LAST, WELCOME
 from coterie.federation.transport import Failure, Transport
-from coterie.federation.update_bound import too_large, update_norms
+from coterie.federation.update_bound import sent_norms, too_large, update_norms
 from coterie.federation.wire import Envelope, Rejected, TensorSpec, check, check_header, pack, sentence, unpack
 from coterie.rows import Rows
 from coterie.runs.storage.events import Event, Listener
@@ -205,7 +205,8 @@ class RemoteExchange:
         sent = request.only(torch.isin(request.clients, clients)).rows
         references = self._replies.tasks[request.task].references
         norms = update_norms(rows, sent, references)
-        large = too_large(norms, self.terms.max_update, update_norms(rows, sent, references, of_message=True))
+        longest = self._replies.longest
+        large = too_large(norms, self.terms.max_update, lambda: sent_norms(rows, sent, references, longest))
         if not large:
             return Replies(clients, rows)
         for place, why in large.items():

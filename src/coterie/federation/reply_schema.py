@@ -29,10 +29,16 @@ class ReplySchema:
         The method's.
     state
         Any client's state, one row for each name: only its shapes matter.
+
+    Attributes
+    ----------
+    longest
+        How many numbers the longest row of the state has.
     """
 
     def __init__(self, engine: Engine, tasks: Mapping[str, Task], state: Rows) -> None:
         self._engine, self.tasks, self._state = engine, tasks, state
+        self.longest = max((value.shape[-1] for value in state.values() if value.ndim > 1), default=0)
         self._known: dict[object, dict[str, TensorSpec]] = {}
 
     def of(self, task: str, message: Rows, call: Call) -> dict[str, TensorSpec]:

@@ -8,7 +8,7 @@ of its difference to what was sent, or of the reply itself where it is a gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -19,33 +19,61 @@ _BLOCK_ELEMENTS = 2**17  # computed in float64, a megabyte at a time
 _FEWEST = 3  # replies of which one can be said to stand out
 
 
-def update_norms(
-    replies: Rows, message: Rows, references: Mapping[str, str | None], *, of_message: bool = False
-) -> Tensor:
-    """Give the norm of what each reply changes, all its tensors together, in float64; rows are members.
-
-    With ``of_message`` the norm of what it is a changed copy of; 0 where it is none.
-    """
-    count = len(next(iter(replies.values())))
-    squares = torch.zeros(count, dtype=torch.float64)
+def update_norms(replies: Rows, message: Rows, references: Mapping[str, str | None]) -> Tensor:
+    """Give the norm of what each reply changes, all its tensors together, in float64; rows are members."""
+    squares = torch.zeros(_count(replies), dtype=torch.float64)
     for name, value in replies.items():
-        source = references.get(name, name)
-        base = None if source is None else message.get(source)
-        flat = value.reshape(count, -1)
-        start = base.reshape(count, -1) if base is not None and base.shape == value.shape else None
-        if of_message and start is None:
-            continue
-        for row in range(count):
-            for begin in range(0, flat.shape[1], _BLOCK_ELEMENTS):
-                some = slice(begin, begin + _BLOCK_ELEMENTS)
-                change = torch.zeros((), dtype=torch.float64) if of_message else flat[row, some].double()
+        start = _same_shape(value, message, references.get(name, name))
+        for row in range(len(value)):
+            for some in _blocks(value):
+                change = value[row].reshape(-1)[some].double()
                 if start is not None:
-                    change = change - start[row, some].double()
+                    change = change - start[row].reshape(-1)[some].double()
                 squares[row] += change.square().sum()
     return squares.sqrt()
 
 
-def too_large(norms: Tensor, multiple: float, sent: Tensor | None = None) -> dict[int, str]:
+def sent_norms(replies: Rows, message: Rows, references: Mapping[str, str | None], longest: int = 0) -> Tensor:
+    """Give the norm of the models that each reply changes, in float64: what one reply alone can be compared with.
+
+    A gradient or a difference is compared with the model in the message; a model that is sent by nobody, or is all
+    zeros, with a model of ones. It is 0 where a reply has no model, as one of losses alone: a model is as long as the
+    longest row of message, reply and the client's state, whose ``longest`` is given.
+    """
+    squares = torch.zeros(_count(replies), dtype=torch.float64)
+    longest = max(longest, *(_length(value) for value in (*replies.values(), *message.values())))
+    ones = 0
+    for name, value in replies.items():
+        changed = _same_shape(value, message, references.get(name, name))
+        if _length(value) == longest > 1:
+            ones += value[0].numel()
+            if changed is None:
+                changed = next((sent for sent in message.values() if sent.shape == value.shape), None)
+        if changed is not None:
+            for row in range(len(changed)):
+                for some in _blocks(changed):
+                    squares[row] += changed[row].reshape(-1)[some].double().square().sum()
+    return torch.where(squares > 0, squares, float(ones)).sqrt()
+
+
+def _length(rows: Tensor) -> int:
+    return rows.shape[-1] if rows.ndim > 1 else 1
+
+
+def _count(replies: Rows) -> int:
+    return len(next(iter(replies.values())))
+
+
+def _same_shape(value: Tensor, message: Rows, source: str | None) -> Tensor | None:
+    found = None if source is None else message.get(source)
+    return found if found is not None and found.shape == value.shape else None
+
+
+def _blocks(value: Tensor) -> Iterator[slice]:
+    return (slice(at, at + _BLOCK_ELEMENTS) for at in range(0, value[0].numel(), _BLOCK_ELEMENTS))
+
+
+def too_large(norms: Tensor, multiple: float, sent: Callable[[], Tensor]) -> dict[int, str]:
     """Name the places of replies whose norm is more than a multiple of the median of all, and say by how much.
 
     Of fewer than three replies none stands out, nor where most replies change nothing. Then each is compared with the
@@ -59,9 +87,8 @@ def too_large(norms: Tensor, multiple: float, sent: Tensor | None = None) -> dic
             for place, norm in enumerate(norms)
             if not float(norm) <= multiple * middle
         }
-    pairs = enumerate(zip(norms.tolist(), [0.0] * len(norms) if sent is None else sent.tolist(), strict=True))
     return {
         place: f"it changes by {norm:.3g}, which is more than {multiple:g} times the {own:.3g} of what was sent"
-        for place, (norm, own) in pairs
+        for place, (norm, own) in enumerate(zip(norms.tolist(), sent().tolist(), strict=True))
         if own > 0 and not norm <= multiple * own
     }

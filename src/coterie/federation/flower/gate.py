@@ -19,6 +19,7 @@ import httpx
 
 from coterie.federation.flower import key_claims
 from coterie.federation.flower._internals import NODES_PATH, PULL_PATH, NodeSignatures
+from coterie.federation.flower.callers import Callers
 from coterie.federation.flower.held_calls import HeldCalls
 from coterie.federation.flower.pushed_bytes import PushedBytes
 
@@ -51,6 +52,8 @@ class Gate:
         Holds calls for messages until there may be one; ``None`` to pass them on at once.
     pushed
         Counts what members send; ``None`` to count nothing.
+    callers
+        Told on which connections members' calls come.
     """
 
     def __init__(
@@ -62,10 +65,11 @@ class Gate:
         headers: Mapping[str, str],
         held: HeldCalls | None = None,
         pushed: PushedBytes | None = None,
+        callers: Callers | None = None,
     ) -> None:
         self._superlink, self._limit = superlink, limit
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
-        self._held, self._pushed = held, pushed
+        self._held, self._pushed, self._callers = held, pushed, callers
         self._signatures, self._claims = NodeSignatures(keys), key_claims.KeyClaims()
         self._context = ssl.create_default_context(cafile=ca)
         self._client: httpx.AsyncClient | None = None
@@ -85,6 +89,8 @@ class Gate:
             if scope["method"] != "POST" or not _NODES.fullmatch(scope["path"]) or scope["query_string"]:
                 await _answer(send, 403, b"only nodes may call here")
             elif (member := self._signatures.signer(dict(scope["headers"]))) is not None:
+                if self._callers is not None:
+                    self._callers.is_member(scope.get("client"), member)
                 if scope["path"] == key_claims.PATH:
                     await self._claim(member, receive, send)
                 else:

@@ -18,6 +18,7 @@ from coterie import signals
 from coterie.errors import ConfigError
 from coterie.federation.flower import processes
 from coterie.federation.flower.bells import of_messages, of_replies
+from coterie.federation.flower.callers import Callers, listen
 from coterie.federation.flower.expiry import read_certificate, warnings_of
 from coterie.federation.flower.gate import Gate
 from coterie.federation.flower.held_calls import HeldCalls
@@ -27,9 +28,7 @@ from coterie.federation.flower.superlink_door import HEADER, pass_of
 
 _LOOK = 1.0  # seconds between looks at the certificate and at what is behind the gate
 _DAY = 86400.0
-_REPLIES = (
-    4  # as large as may be, that a member may send before a run asks again: of some runs at a time, or after a cut
-)
+_REPLIES = 4  # of the largest size that a member may send before a run asks again: of some runs, or after a cut
 _KEEP_ALIVE = 75  # seconds that a node's connection stays open between two calls; longer than nodes keep it
 
 
@@ -50,6 +49,8 @@ class GateServer:
         Bytes that a call may have.
     say
         Told of certificates that end soon, and of one that was taken up.
+    callers
+        Bounds the connections.
     """
 
     def __init__(
@@ -60,20 +61,21 @@ class GateServer:
         keys: Collection[str],
         limit: int,
         say: Callable[[str], None],
+        callers: Callers | None = None,
     ) -> None:
-        self._folder, self._place, self._say = folder, place, say
+        self._folder, self._place, self._say, self._callers = folder, place, say, callers or Callers()
         check_pair(folder)
         inside = processes.internal_certificates(folder)
         known = {HEADER: pass_of((inside / "secret").read_bytes())}
         held = HeldCalls(of_messages(folder), of_replies(folder))
         pushed = PushedBytes(of_messages(folder), _REPLIES * limit)
         address = f"https://127.0.0.1:{superlink_port}"
-        self._gate = Gate(address, str(inside / "ca.crt"), keys, limit, known, held, pushed)
+        self._gate = Gate(address, str(inside / "ca.crt"), keys, limit, known, held, pushed, self._callers)
         self._files = folder / "server.crt", folder / "server.key"
         self._config = uvicorn.Config(
             self._gate,
-            host=place[0],
-            port=place[1],
+            loop="asyncio",  # which accepts connections by way of our doors
+            proxy_headers=False,  # who calls is whom we are connected with, whatever a call says
             ssl_certfile=str(self._files[0]),
             ssl_keyfile=str(self._files[1]),
             ws="none",
@@ -89,11 +91,12 @@ class GateServer:
         def stop(number: int, frame: FrameType | None) -> None:
             self._server.should_exit = True
 
+        doors = listen(*self._place, self._callers)
         watch = threading.Thread(target=self._watch, args=(ready, is_over), daemon=True)
         watch.start()
         # Ours rather than uvicorn's, which raises the signal again and would leave the SuperLink running.
         with signals.handled(stop, signal.SIGINT, signal.SIGTERM), contextlib.suppress(KeyboardInterrupt):
-            self._server.run()
+            self._server.run(list(doors))
         if not self._server.started:
             host, port = self._place
             raise ConfigError(f"the gate cannot listen on {host}:{port}: is another server running?")
@@ -113,6 +116,8 @@ class GateServer:
                 self._warn()
             if (now := self._stamps()) != seen and self._take_up():
                 seen = now
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                self._gate.loop().call_soon_threadsafe(self._callers.sweep)
             pause.wait(_LOOK)
 
     def _stamps(self) -> list[int]:
