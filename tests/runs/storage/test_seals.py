@@ -24,6 +24,7 @@ from coterie.errors import RunFolderError
 from coterie.results import Result
 from coterie.runs.storage import MetricsLog, RunFolder, events, seals
 from coterie.runs.storage.atomic_files import append_lines
+from coterie.runs.storage.run_files import read_client_names
 from coterie.runs.storage.timings_log import TimingsLog
 from tests.small_runs import SMALL
 
@@ -38,6 +39,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 READERS: dict[str, Callable[[Path], Any]] = {
     "metrics.parquet": lambda run: Result(run).metrics,
     "shares.parquet": lambda run: Result(run).shares,
+    "answers.parquet": lambda run: Result(run).answers,
+    "validation_answers.parquet": lambda run: Result(run).answers_after(2, "validation"),
     "summary.json": lambda run: Result(run).summary,
     "choices.json": lambda run: RunFolder.written_elsewhere(run, {}).choices,
     "weights/round-00000002.safetensors": lambda run: Result(run).weights(2),
@@ -162,6 +165,34 @@ def test_a_damaged_line_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "timings.jsonl").write_bytes(b'{"round": 1, "training": 0.5}\n{"round": 2, "tra\xffning" 1}\n')
     with pytest.raises(RunFolderError, match=r"timings.jsonl is damaged \(a line reads"):
         TimingsLog(tmp_path / "timings.jsonl").read()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"round": 2, "what": "error" "client": 1}\n',
+        b'{"round": 2, "what": "\xffrror", "client": 1, "reason": ""\n',
+        b'{"round": 2, "whAt": "error", "client": 1, "reason": ""}\n',
+        b'{"round": "2", "what": "error", "client": 1, "reason": ""}\n',
+        b'{"round": 2, "what": "error", "client": "1", "reason": ""}\n',
+        b"[]\n",
+    ],
+)
+def test_a_damaged_event_is_one_sentence(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / events.FILE).write_bytes(b'{"round": 1, "what": "began", "client": null, "reason": ""}\n' + line)
+    with pytest.raises(RunFolderError, match=r"^.*events.jsonl is damaged \(a line reads .*: each must hold a round"):
+        events.read(tmp_path)
+
+
+def test_no_flipped_bit_gives_a_client_another_name(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {"algorithm": "fedavg"}) as folder:
+        folder.write_client_names(["north", "south"])
+    file = tmp_path / "run" / "clients.json"
+    content = file.read_bytes()
+    assert read_client_names(tmp_path / "run") == {0: "north", 1: "south"}
+    file.write_bytes(content.replace(b"south", b"souuh"))
+    with pytest.raises(RunFolderError, match=r"clients.json is damaged \(it does not match its checksum\)"):
+        read_client_names(tmp_path / "run")
 
 
 def test_lines_that_do_not_fit_leave_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

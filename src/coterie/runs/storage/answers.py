@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import replace_all, replacing
+from coterie.runs.storage.seals import BLANK, check_seal, seal
 
 ANSWERS = {"test": "answers.parquet", "validation": "validation_answers.parquet"}
 """The files that say how each sample of a split was answered after the last round."""
@@ -45,7 +46,9 @@ def _draft(round_number: int, found: Answers, draft: Path) -> None:
     }
     # Answers hardly repeat: a dictionary of them would make the file half as large again, and take longer.
     repeated = [name for name in columns if name != "answer"]
-    pq.write_table(pa.table(columns), draft, compression="zstd", use_dictionary=repeated)
+    table = pa.table(columns).replace_schema_metadata({"checksum": BLANK})
+    pq.write_table(table, draft, compression="zstd", use_dictionary=repeated)
+    seal(draft)
 
 
 def keep_answers(path: Path, round_number: int) -> None:
@@ -76,6 +79,7 @@ def _of_round(round_number: int) -> str:
 
 
 def _read(file: Path) -> pd.DataFrame:
+    check_seal(file)
     try:
         with file.open("rb") as opened:  # a path with ``=`` in it would be taken for columns of the table
             return pd.read_parquet(opened)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from coterie.errors import RunFolderError
 from coterie.runs.storage.atomic_files import append_lines
 
 FILE = "events.jsonl"
@@ -70,9 +71,26 @@ class EventLog:
 
 
 def read(run: Path) -> list[Event]:
-    """Read the events of a run in order; a last line that a kill cut short is left out."""
+    """Read the events of a run in order; a last line that a kill cut short is left out.
+
+    Another line that is damaged is a ``RunFolderError``.
+    """
     path = run / FILE
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [Event(**json.loads(line)) for line in lines if line.endswith("\n")]
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return [_parsed(path, line) for line in file if line.endswith("\n")]
+
+
+def _parsed(path: Path, line: str) -> Event:
+    try:
+        entry = json.loads(line)
+        found = Event(**entry)
+        whose = found.client is None or type(found.client) is int
+        if type(found.round) is int and whose and isinstance(found.what, str) and isinstance(found.reason, str):
+            return found
+        raise TypeError("a field of another type")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RunFolderError(
+            f"{path} is damaged (a line reads {line.strip()[:80]!r}): each must hold a round and what happened in it"
+        ) from error

@@ -239,8 +239,7 @@ class RunFolder:
 
     def write_client_names(self, names: Sequence[str]) -> None:
         """Write the clients' names, in the order of their numbers, where there are no shares that have them."""
-        with _reported(self.path):
-            write_json(self.path / CLIENT_NAMES, {"names": list(names)})
+        self.write_facts(CLIENT_NAMES, {"names": list(names)})
 
     def record_answers(self, round_number: int, found: Mapping[str, Answers]) -> None:
         """Record how each sample of some splits was answered after a round that is the last one."""
