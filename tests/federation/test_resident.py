@@ -26,9 +26,12 @@ from coterie.federation.reply_schema import ReplySchema, blank_engine
 from coterie.federation.resident import Means
 from coterie.federation.schema import observe
 from coterie.federation.server import serve
+from coterie.federation.wire import pack, unpack
 from coterie.runs.storage import events
 from coterie.simulation.simulation import Simulation
 from tests.federation.grid import Local, make_agreement, make_federation, parts, states
+
+LIMIT = 2**30
 
 
 def with_means(folder: Path, means: Means, **more: Any) -> Local:
@@ -121,12 +124,35 @@ def test_a_batched_node_agrees_with_a_loop(tmp_path: Path, algorithm: str) -> No
         torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-10)
 
 
-def test_a_node_does_not_let_itself_be_asked_for_more_epochs(tmp_path: Path) -> None:
-    local = with_means(tmp_path, Means(max_epochs=2))
-    play(local, tmp_path / "run", rounds=1, settings={"local_epochs": 3})
-    found = [event for event in events.read(tmp_path / "run") if event.what == "error"]
-    assert {event.client for event in found} == {0, 1, 2}
-    assert all("asks for 3 epochs, but the node's node.yaml allows max_epochs: 2" in event.reason for event in found)
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "asks"),
+    [
+        ("fedavg", {"local_epochs": 3}, "3 epochs"),
+        ("ditto", {"local_steps": 5}, "5 steps"),
+        ("per_fedavg", {"adapt_steps": 5}, "5 steps"),
+        ("pfedme", {"local_epochs": 2, "inner_steps": 2}, "4 epochs"),
+        ("pfedme", {"local_rounds": 3, "inner_steps": 2}, "6 steps"),
+    ],
+)
+def test_a_node_does_not_let_itself_be_asked_for_more(
+    tmp_path: Path, algorithm: str, settings: dict[str, int], asks: str
+) -> None:
+    local, means = make_federation(tmp_path), Means(max_epochs=2, max_steps=4)
+    first = local.grid.nodes_[100]
+    local.grid.nodes_[100] = Node(local.agreement, 0, local.datasets[0], first.folder, means=means)
+    settings = {"local_epochs": 1, **settings}
+    play(local, tmp_path / "run", algorithm, rounds=1, settings=settings)
+    (found,) = [event for event in events.read(tmp_path / "run") if event.what == "refused"]
+    name = asks.split()[1]
+    most = getattr(means, f"max_{name}")
+    assert found.reason == f"node 100: it asks for {asks}, but the node's node.yaml allows max_{name}: {most}"
+    # A server that does not ask first gets no other answer, and the node does not even look what is sent.
+    message = unpack(local.grid.sent[1][99], LIMIT)
+    header = unpack(first.handle(pack({**message.header, "client": 0}, message.tensors)), LIMIT).header
+    assert "error" not in header
+    refusing = local.grid.nodes_[100]
+    header = unpack(refusing.handle(pack({**message.header, "client": 0}, message.tensors)), LIMIT).header
+    assert f"asks for {asks}" in header["error"] and not refusing._residents._seen
 
 
 @pytest.mark.parametrize("how", ["loop", "batched", "recorded"])

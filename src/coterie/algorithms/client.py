@@ -30,6 +30,8 @@ class Minibatches:
         Instead of epochs, the number of batches, starting a new epoch when one ends.
     draws
         Independent batches that each step is given.
+    repeats
+        Gradient steps that each step takes on what it is given.
 
     Attributes
     ----------
@@ -44,6 +46,7 @@ class Minibatches:
     epochs: int | tuple[int, int] = 1
     steps: int | None = None
     draws: int = 1
+    repeats: int = 1
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,9 @@ class EnvelopeTraining(Task):
     optimiser
         How ``θ`` steps.
     data
-        Which minibatches, one a local round.
+        Which minibatches, one a local round, and how often ``θ`` steps on each: K times.
     lam
         Weight λ of the proximal term.
-    inner_steps
-        Steps K of ``θ`` on a minibatch.
     eta
         Step η of ``w``.
     from_own
@@ -80,7 +78,6 @@ class EnvelopeTraining(Task):
     optimiser: Optimiser
     data: Minibatches
     lam: float
-    inner_steps: int
     eta: float
     from_own: bool = True
     once: bool = False
@@ -93,7 +90,7 @@ class EnvelopeTraining(Task):
     def step(self, work: Rows, batch: Batch) -> Rows:
         """Take one local round on its minibatch."""
         w = work["w"]
-        for _ in range(self.inner_steps):
+        for _ in range(self.data.repeats):
             theta = work["theta"]
             gradient = add_times(batch.grad(theta), theta - w, self.lam)
             work = work | self.optimiser.update(work, "theta", gradient)
@@ -153,9 +150,9 @@ class PFedMe(GlobalTraining):
 
     def tasks(self) -> dict[str, Task]:
         """Return the task of local rounds."""
-        data = Minibatches(self.batch_size, self.local_epochs, steps=self.local_rounds)
+        data = Minibatches(self.batch_size, self.local_epochs, steps=self.local_rounds, repeats=self.inner_steps)
         own, once = self.begin == "own", self.moves == "round"
-        return {"train": EnvelopeTraining(self.stepper, data, self.lam, self.inner_steps, self.eta, own, once)}
+        return {"train": EnvelopeTraining(self.stepper, data, self.lam, self.eta, own, once)}
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Broadcast, train, and move towards the mean."""

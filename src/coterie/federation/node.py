@@ -178,7 +178,6 @@ class Node:
         if task not in resident.simulation.tasks or (known and purpose not in known):
             raise Rejected(f"it asks for the task {task!r} in {purpose!r}, where the method has none of that name")
         self._check(message, resident, purpose, task)
-        self.means.check(resident.simulation.tasks[task])
         before = state.rows(str(header.get("base") or ""))
         rows = {name: value.unsqueeze(0) for name, value in message.items()}
         if self._ledger is None:

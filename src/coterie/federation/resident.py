@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coterie.algorithms import registry
 from coterie.algorithms.base import Minibatches, Task
 from coterie.compute.engine import Engine, go_on
 from coterie.config import ExperimentConfig
@@ -74,8 +75,8 @@ class Means:
                 continue
             epochs = over.epochs if isinstance(over.epochs, int) else max(over.epochs)
             for asked, name, most in (
-                (epochs if over.steps is None else 0, "epochs", self.max_epochs),
-                ((over.steps or 0) * over.draws, "steps", self.max_steps),
+                (epochs * over.repeats if over.steps is None else 0, "epochs", self.max_epochs),
+                ((over.steps or 0) * over.draws * over.repeats, "steps", self.max_steps),
             ):
                 if asked > most:
                     raise Rejected(f"it asks for {asked} {name}, but the node's node.yaml allows max_{name}: {most}")
@@ -162,9 +163,11 @@ class Residents:
         return self._kept[key]
 
     def observed(self, config: ExperimentConfig) -> list[Seen]:
-        """Give what a method sends; found out once."""
+        """Give what a method sends; found out once, unless it asks for more than is allowed."""
         key = config.model_dump_json()
         if key not in self._seen:
+            for task in registry.make(config.algorithm, config.settings).tasks().values():
+                self._means.check(task)
             while len(self._seen) >= _MOST_OBSERVED:
                 self._seen.popitem(last=False)
             seconds = self._means.max_seconds
