@@ -17,7 +17,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: these tests need cote
 from coterie.errors import ConfigError
 from coterie.federation.flower import certificates, key_claims, processes
 from coterie.federation.flower.callers import Callers, listen
+from coterie.federation.flower.expiry import read_certificate
 from coterie.federation.flower.gate_server import GateServer
+from coterie.federation.flower.key_claims import KeyClaim
 from tests.federation.test_gate import MEMBER, STRANGER, openssh, signed
 
 HOST = "127.0.0.1"
@@ -111,6 +113,13 @@ def test_a_member_holds_so_many_connections_and_no_more(tmp_path: Path) -> None:
             while each.recv(4096):
                 pass
         assert all(b" 200 " in claims(each) for each in own[2:])
+
+
+def test_a_node_learns_from_its_claim_when_the_servers_certificate_ends(tmp_path: Path) -> None:
+    with gate(tmp_path, Callers()) as port:
+        claim = KeyClaim(f"{HOST}:{port}", tmp_path / "ca.crt", MEMBER, tmp_path, lambda line: None)
+        claim.wait()
+    assert claim.server_certificate_ends == read_certificate(tmp_path / "server.crt").not_valid_after_utc
 
 
 def test_from_where_most_come_one_goes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from coterie.cli import federate
 from coterie.cli.app import app
 from coterie.errors import ConfigError, CoterieError, RunFolderError
+from coterie.federation import agreement
 from coterie.federation.agreement import Schema
 from coterie.federation.monitor import RunMonitor
 from coterie.federation.plan import Plan
@@ -59,7 +61,6 @@ def test_commands_say_that_flower_is_missing(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @needs_flower
-@needs_flower
 @pytest.mark.parametrize("host", ["bad host", "fed.example.org/", "-x", "fed:1", ""])
 def test_a_host_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, host: str) -> None:
     from coterie.federation import project
@@ -69,6 +70,7 @@ def test_a_host_that_is_none_is_refused_before_anything_is_written(tmp_path: Pat
     assert not (tmp_path / "demo").exists()
 
 
+@needs_flower
 def test_a_project_is_not_written_over(tmp_path: Path) -> None:
     command = ["federate", "init", str(tmp_path / "p"), "--nodes", "2"]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
@@ -93,6 +95,46 @@ def test_a_node_that_disagrees_does_not_start(tmp_path: Path, change: dict[str, 
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **change}))
     with pytest.raises(CoterieError, match=says):
         CliRunner().invoke(app, ["federate", "node", str(file.parent)], catch_exceptions=False)
+
+
+@needs_flower
+def test_what_a_node_writes_is_for_its_user_alone_and_what_a_killed_one_left_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coterie.federation.flower import node_runner
+
+    CliRunner().invoke(app, ["federate", "init", str(tmp_path / "p"), "--nodes", "1"], catch_exceptions=False)
+    folder = tmp_path / "p" / "nodes" / "silo-0"
+    (folder / ".privacy.json.draft").touch()
+    agreed = agreement.read(folder / agreement.FILE)
+
+    def play(place: Any, handle: Any, say: Any) -> None:
+        node = SimpleNamespace(handle=handle)
+        grid = LocalGrid({7: node}, keys={7: agreed.members[0].key or ""})  # type: ignore[dict-item]
+        serve(agreed, grid, Plan(algorithm="flame", rounds=2, wait=0.0), tmp_path / "run")
+
+    monkeypatch.setattr(node_runner, "run_node", play)
+    before = os.umask(0o022)
+    try:
+        CliRunner().invoke(app, ["federate", "node", str(folder)], catch_exceptions=False)
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+    written = [path for name in ("state", "models") for path in (folder / name, *(folder / name).rglob("*"))]
+    assert {path.name for path in written} >= {"committed.safetensors", "model.safetensors", "metrics.json"}
+    assert {path for path in written if path.stat().st_mode & 0o077} == set()
+    assert not (folder / ".privacy.json.draft").exists()
+
+
+@needs_flower
+def test_certificates_that_end_soon_are_told_by_status(tmp_path: Path) -> None:
+    from coterie.federation.flower import renewal
+
+    CliRunner().invoke(app, ["federate", "init", str(tmp_path / "p"), "--port", "1"], catch_exceptions=False)
+    command = ["federate", "status", str(tmp_path / "p")]
+    assert "renew" not in CliRunner().invoke(app, command, catch_exceptions=False).output
+    renewal.renew(tmp_path / "p", 20, new_key=False, authority_too=False)
+    assert "server.crt ends in 19 days" in CliRunner().invoke(app, command, catch_exceptions=False).output
 
 
 @needs_flower

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,7 +116,8 @@ class FakeClaim:
     """A claim that the server grants, until it is lost."""
 
     def __init__(self, lives: int) -> None:
-        self.waits, self.lives, self.lost, self.server_certificate_ends = 0, lives, "", None
+        self.waits, self.lives, self.lost = 0, lives, ""
+        self.server_certificate_ends: datetime | None = None
 
     def wait(self) -> None:
         self.waits += 1
@@ -226,6 +228,18 @@ def test_a_node_whose_claim_is_lost_stops(node: Any, monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="another node runs with the key of this one"):
         node.run(claim)
     assert node.said == [] and FakeCalls.left == [17]
+
+
+def test_a_node_warns_of_certificates_that_end(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (node.folder / "ca.key").unlink()
+    certificates.make_authority(node.folder, days=20)
+    claim = FakeClaim(lives=1)
+    claim.server_certificate_ends = datetime.now(UTC) + timedelta(days=3.5)
+    with pytest.raises(ConfigError):
+        node.run(claim)
+    first, second = node.said[:2]
+    assert first.startswith(f"{node.folder / 'ca.crt'} ends in 19 days")
+    assert second.startswith("the certificate of the server at gate:1 ends in 3 days")
 
 
 def test_what_flower_says_of_a_refusal_is_told() -> None:

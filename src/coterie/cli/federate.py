@@ -117,6 +117,7 @@ def node(folder: NodeFolder) -> None:
     _say(f"{config.member} is client {opened.client} of {opened.agreement.name}")
     place = NodePlace(folder, config.server, folder / config.ca, folder / config.key)
     with contextlib.ExitStack() as stack:
+        stack.callback(os.umask, os.umask(0o077))  # states, models and errors.log are nobody else's on this machine
         stack.callback(os.close, lock_folder(folder))  # two processes would write the same state
         tidy(folder)
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
