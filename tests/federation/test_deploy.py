@@ -48,6 +48,10 @@ def test_the_compose_file_gives_each_silo_its_own_folder_alone() -> None:
     for name in SILOS:
         (volume,) = services[name]["volumes"]
         assert volume.endswith(f"/demo/nodes/{name}:/node") and "ports" not in services[name]
+    # Compose takes a path from where its file lies, and the commands before it are for the folder above.
+    made = re.search(r"mkdir -p (\S+)$", (DEPLOY / "compose.yaml").read_text(), re.M)
+    mounted = re.match(r"\$\{PROJECT:-(.*?)\}:/project$", services["setup"]["volumes"][0])
+    assert made and mounted and (DEPLOY / mounted[1]).resolve() == ROOT / made[1]
     assert services["server"]["ports"] == ["127.0.0.1:9095:9095"]  # nothing is open to other machines
     for service in services.values():
         assert service["cap_drop"] == ["ALL"] and service["user"].startswith("${UID")

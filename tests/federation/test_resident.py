@@ -93,6 +93,21 @@ def test_a_task_runs_within_what_the_process_wants_for_it(tmp_path: Path) -> Non
     assert inside == ["in", "out"] * 6  # three nodes, two rounds
 
 
+def test_a_node_computes_with_the_threads_that_its_silo_chose(tmp_path: Path) -> None:
+    local, found = with_means(tmp_path, Means(threads=2)), set[int]()
+
+    @contextlib.contextmanager
+    def noted() -> Iterator[None]:
+        found.add(torch.get_num_threads())
+        yield
+
+    for node in local.grid.nodes_.values():
+        node.while_computing = noted
+    assert local.agreement.threads == 1
+    play(local, tmp_path / "run", rounds=1)
+    assert found == {2}
+
+
 def test_runs_that_take_turns_do_not_mix(tmp_path: Path) -> None:
     """One run's messages come between another's, of another learning rate; each ends as it would alone."""
     both, alone = make_federation(tmp_path / "both"), make_federation(tmp_path / "alone")

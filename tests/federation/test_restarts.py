@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +21,11 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
 from flwr.supercore.error import ApiErrorCode, FlowerError
+from typer.testing import CliRunner
 
+from coterie.cli.app import app
 from coterie.errors import ConfigError
+from coterie.federation import project
 from coterie.federation.flower import certificates, node_runner, processes, superlink
 from coterie.federation.flower._node_internals import said_by
 from coterie.federation.flower.node_runner import NodePlace, run_node
@@ -110,6 +115,25 @@ def test_what_is_wrong_at_the_start_is_raised_there(link: Any, monkeypatch: pyte
     monkeypatch.setattr(processes, "superlink", lambda *given: [sys.executable, "-S", "-c", "raise SystemExit(7)"])
     with pytest.raises(ConfigError, match="the SuperLink ended with code 7"):
         link.make().start()
+
+
+def test_a_server_whose_superlink_is_given_up_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.init(tmp_path / "demo", ["north"], port=processes.free_port())
+
+    @contextlib.contextmanager
+    def given_up(folder: Path, *given: object) -> Iterator[object]:
+        certificates.make_inside(processes.internal_certificates(folder))
+        yield SimpleNamespace(failure=ConfigError("the SuperLink ended with code -9"))
+
+    monkeypatch.setattr(superlink, "superlink", given_up)
+    late = threading.Timer(60.0, os.kill, (os.getpid(), signal.SIGTERM))  # by which a server ends, too
+    late.start()
+    with pytest.raises(ConfigError, match=r"^the SuperLink ended with code -9$"):
+        CliRunner().invoke(app, ["federate", "server", str(tmp_path / "demo")], catch_exceptions=False)
+    assert late.is_alive(), "it ended only when it was told to"
+    late.cancel()
 
 
 class FakeClaim:
