@@ -186,6 +186,8 @@ def test_epsilon_of_nothing_of_no_noise_and_of_several_amounts() -> None:
         ("noise=1.0", "'clip' must be given"),
         ("clip=0,noise=1", "clip is '0', but must be number > 0"),
         ("clip=1,noise=-1", "noise is '-1', but must be number ≥ 0"),
+        ("clip=1,noise=1e300", "noise is 1e+300, but must be 0, or between 1e-06 and 1e+06"),
+        ("clip=1,noise=1e-300", "noise is 1e-300, but must be 0, or between 1e-06 and 1e+06"),
         ("clip=1,noise=1,delta=1", "delta is '1', but must be number > 0 and < 1"),
         ("clip=1,noise=1,sigma=2", "no parameter 'sigma'"),
         ("1.0", "write parameters as key=value"),

@@ -31,7 +31,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from coterie.errors import AlgorithmError, ConfigError
@@ -42,6 +42,7 @@ from coterie.rows import Rows
 Draw = Callable[[str, slice, int], Tensor]
 """From a tensor's name, some rows and a number of columns to standard normal numbers in float64."""
 
+_LEAST_NOISE, _MOST_NOISE = 1e-6, 1e6  # beyond, the loss is no number that means anything
 _BLOCK_ELEMENTS = 2**22  # computed in float64, with a few temporaries of that size
 
 
@@ -55,6 +56,13 @@ class Privacy(Spec):
     clip: float = Field(gt=0, description="largest L2 norm C of what a reply tells, all its tensors together")
     noise: float = Field(ge=0, description="standard deviation of the noise over clip; 0 for clipping alone")
     delta: float = Field(1e-5, gt=0, lt=1, description="probability δ with which the privacy loss may be larger")
+
+    @field_validator("noise")
+    @classmethod
+    def _accountable(cls, noise: float) -> float:
+        if noise and not _LEAST_NOISE <= noise <= _MOST_NOISE:
+            raise ValueError(f"noise is {noise:g}, but must be 0, or between {_LEAST_NOISE:g} and {_MOST_NOISE:g}")
+        return noise
 
     def written(self) -> str:
         """Write the text that :func:`parse` reads.
