@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coterie.federation.plan import Plan
 from coterie.federation.server import serve
+from coterie.federation.transport import Failure
 from coterie.federation.update_bound import sent_norms, too_large, update_norms
 from coterie.federation.wire import SCHEMA, Rejected, pack, sentence, unpack
 from coterie.runs.storage import events
@@ -113,6 +114,31 @@ def test_the_run_goes_on_as_if_it_had_not_replied(tmp_path: Path, fault: Fault, 
         assert says in event.reason
         assert str(event).isprintable()
         assert len(str(event)) < 500
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (of_many_sides, "cannot be read"),
+        (raw('"sizes": {"train": 1e999}'), "cannot be read"),
+        (raw(f'"sizes": {"[" * 100_000}{"]" * 100_000}'), "cannot be read"),
+        (raw('"error": "\\ud800"'), "cannot be read"),
+        (with_header(lambda header: header.update(more="x" * 2**21)), "its header has"),
+        (with_header(lambda header: header.update(error="\x1b[2J\nown\u202e" + "x" * 5000)), "own"),
+        (with_header(lambda header: header.update(sizes=[1] * 1000)), "its samples are"),
+        (with_header(lambda header: header.update(client=2**62)), "it is client 4611686018427387904"),
+        (lambda message, reply: Failure("own\x1b" * 5000), "own"),
+    ],
+    ids=["sides", "infinite", "nested", "surrogate", "header", "escapes", "sizes", "client", "failure"],
+)
+def test_whatever_a_node_says_of_itself_only_it_is_kept_out(tmp_path: Path, fault: Fault, says: str) -> None:
+    local = make_federation(tmp_path)
+    local.grid.faults[HOSTILE] = fault
+    folder = serve(local.agreement, local.grid, Plan(algorithm="fedavg", rounds=1, wait=0.0), tmp_path / "run")
+    (event,) = [event for event in events.read(folder) if event.what == "refused"]
+    assert event.reason.startswith(f"node {HOSTILE}: ") and says in event.reason
+    assert str(event).isprintable() and len(str(event)) < 500
+    assert {event.client for event in events.read(folder) if event.what == "joined"} == {0, 2}
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedsgd", "fedpg", "fedadmm", "fedfomo"])
