@@ -38,17 +38,21 @@ def variant(algorithm: str, tune: dict[str, list[Any]] | None = None, **settings
     return {"algorithm": algorithm, "name": name, "settings": settings, **({"tune": tune} if tune else {})}
 
 
-# As much work for a newcomer as FLAME's does with "averaged": three epochs in its round, and twelve of fine-tuning.
-LONGER = {"algorithm": "fedavg_ft", "name": "fedavg_ft, 15 epochs", "settings": {"fine_tune_epochs": 12}}
+# As much work for a newcomer as FLAME's does with "averaged": three epochs in its round, and twelve of fine-tuning; and
+# as much as those do that have two exchanges.
+LONGER = [
+    {"algorithm": "fedavg_ft", "name": f"fedavg_ft, {epochs} epochs", "settings": {"fine_tune_epochs": epochs - 3}}
+    for epochs in (15, 30)
+]
 WELCOMED = [
     "fedavg_ft",
-    LONGER,
+    *LONGER,
     *(variant("ditto", newcomers=how) for how in ("initial", "global")),
     *(variant("flame", newcomers=how) for how in ("initial", "global", "averaged")),
     *(
         variant(name, newcomers=how)
         for name in ("fedacs", "fedamp", "heurfedamp")
-        for how in ("initial", "mean", "mixture")
+        for how in ("initial", "mean", "mixture", "averaged")
     ),
 ]
 

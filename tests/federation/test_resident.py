@@ -143,6 +143,8 @@ def test_a_batched_node_agrees_with_a_loop(tmp_path: Path, algorithm: str) -> No
     ("algorithm", "settings", "asks"),
     [
         ("fedavg", {"local_epochs": 3}, "3 epochs"),
+        ("fedrep", {"head_epochs": 2}, "3 epochs"),  # and one of the body
+        ("flame", {}, "5 epochs"),  # of a newcomer
         ("ditto", {"local_steps": 5}, "5 steps"),
         ("per_fedavg", {"adapt_steps": 5}, "5 steps"),
         ("pfedme", {"local_epochs": 2, "inner_steps": 2}, "4 epochs"),

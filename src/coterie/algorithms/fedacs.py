@@ -25,8 +25,9 @@ Departures from the paper
 Added to the paper, which speaks of neither
 
 - ``newcomers``: a client that comes when others have trained begins at the mean of the members' models (``"mean"``), or
-  trains from there and then from its own mixture (``"mixture"``). ``"initial"`` is the method as printed: it begins at
-  the initial model and hears those alone who join with it.
+  trains from there and then from its own mixture (``"mixture"``), either with the work of five rounds, averaged
+  (``"averaged"``). ``"initial"`` is the method as printed: it begins at the initial model and hears those alone who
+  join with it.
 - ``returning="mixture"``: ``a_ij ← a_ij φ_j / Σ_l a_il φ_l`` over the last models of all who ever replied, with the
   freshness ``φ_j = γ^(k* − k_j)`` of :mod:`~coterie.algorithms.last_models`. ``"own"`` is the method as printed; where
   everybody takes part in every round the two are the same, bit for bit.
@@ -45,7 +46,6 @@ from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Message, Round, Start, State, Task, Weights
 from coterie.algorithms.last_models import Attendance, LastModels, attended, heard_by_themselves
-from coterie.algorithms.local_training import ProximalTraining
 from coterie.algorithms.server_math.attention import fedacs_weights
 from coterie.rows import Rows, mix, put_rows, take_rows
 
@@ -70,9 +70,9 @@ class FedACS(LastModels):
 
     def tasks(self) -> dict[str, Task]:
         """Return plain training from the averaged model."""
-        return {"train": ProximalTraining(self.stepper, self.minibatches)}
+        return self.trainings()
 
-    def round(self, server: State, cohort: Cohort) -> Round:
+    def played(self, server: State, cohort: Cohort, task: str) -> Round:
         """Select and average for each client, and send each client its own average."""
         w, clients, members = server["w"], cohort.clients, server["members"]
         known, outside = self.attendance(server, clients), self.outsiders(server, clients)
@@ -81,7 +81,7 @@ class FedACS(LastModels):
         else:
             pool, models = clients, take_rows(w, clients)
             a = fedacs_weights(models, self.p, offdiag=self.offdiag)
-        replies = yield Ask("train", Message(each={"w": mix(a, models)}))
+        replies = yield Ask(task, Message(each={"w": mix(a, models)}))
         new = {"w": put_rows(w, replies.clients, replies["w"]), "members": members}
         return new | attended(server, replies.clients, cohort.round), {"weights": Weights(a, clients, pool)}
 

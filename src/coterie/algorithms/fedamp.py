@@ -25,7 +25,8 @@ Departures from the paper
 Added to the paper, which speaks of neither, here and in HeurFedAMP
 
 - ``newcomers``: a client that comes when others have trained begins at the mean of the members' models and is held to
-  it (``"mean"``), and then plays a round of the method (``"mixture"``). ``"initial"`` is the method as printed.
+  it (``"mean"``), and then plays a round of the method (``"mixture"``), either with the work of five rounds, averaged
+  (``"averaged"``), by which it comes nearer to the minimum of Eq. 6. ``"initial"`` is the method as printed.
 - ``returning="mixture"``: ``ξ_ij ← ξ_ij φ_j / Σ_l ξ_il φ_l`` with the freshness ``φ_j = γ^(k* − k_j)`` of
   :mod:`~coterie.algorithms.last_models`, and a client that was away starts from its cloud model, whatever ``begin``
   says. ``"own"`` is the method as printed; where everybody takes part in every round the two are the same, bit for bit.
@@ -41,8 +42,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from coterie.algorithms.base import Ask, Cohort, Info, Message, Round, Start, State, Task, Weights
-from coterie.algorithms.last_models import NEWCOMERS, LastModels, Newcomers, attended, reweighed
-from coterie.algorithms.local_training import ANEW, ProximalTraining, refuse_unstable
+from coterie.algorithms.last_models import LastModels, attended, reweighed
+from coterie.algorithms.local_training import ANEW, refuse_unstable
 from coterie.algorithms.server_math.attention import fedamp_weights, median_squared_distance
 from coterie.rows import Rows, distances_from, mix, put_rows, squared_distances
 
@@ -50,8 +51,6 @@ from coterie.rows import Rows, distances_from, mix, put_rows, squared_distances
 class MessagePassing(LastModels):
     """What FedAMP and HeurFedAMP share: a cloud model for each client, and proximal training towards it."""
 
-    # On newcomers' validation samples a round of the method after the first exchange gave more, in FedACS the mean did.
-    newcomers: Newcomers = Field("mixture", description=NEWCOMERS)
     prox: float = Field(1.0, ge=0, description="weight λ/α of the proximal term that holds a client to its cloud model")
     begin: Literal["own", "cloud"] = Field("own", description="where local training starts")
     common_start: bool = Field(True, description="start all clients from one model, rather than each from its own")
@@ -73,14 +72,13 @@ class MessagePassing(LastModels):
 
     def tasks(self) -> dict[str, Task]:
         """Return the training towards the cloud model."""
-        own = self.begin == "own"
-        return {"train": ProximalTraining(self.stepper, self.minibatches, prox=self.prox, from_own=own)}
+        return self.trainings(self.prox, from_own=self.begin == "own")
 
     @abc.abstractmethod
     def attention(self, w: Tensor, members: Tensor, cohort: Cohort) -> tuple[Tensor, State, Info]:
         """Return the weights of the members for each client of the cohort, new state, and what to record."""
 
-    def round(self, server: State, cohort: Cohort) -> Round:
+    def played(self, server: State, cohort: Cohort, task: str) -> Round:
         """Make the cloud models, send each client its own, and keep the models that come back."""
         w, clients = server["w"], cohort.clients
         xi, kept, info = self.attention(w, server["members"], cohort)
@@ -91,7 +89,7 @@ class MessagePassing(LastModels):
                 xi[known.unknown] = self.shares(server, known)
         u = mix(xi, w)
         anew = {} if known is None else {ANEW: known.away.to(u.dtype).unsqueeze(1)}
-        replies = yield Ask("train", Message(each={"w": u, **anew}))
+        replies = yield Ask(task, Message(each={"w": u, **anew}))
         everyone = torch.arange(cohort.total, device=w.device)
         new = {
             "w": put_rows(w, replies.clients, replies["w"]),

@@ -59,14 +59,18 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from coterie.algorithms.base import Ask, ClientContext, Cohort, Fold, Message, Round, Start, State, Task
+from coterie.algorithms.base import Ask, ClientContext, Cohort, Message, Round, Start, State, Task
 from coterie.algorithms.last_models import HEARD, attended
-from coterie.algorithms.local_training import ANEW, LocalTraining, ProximalTraining, refuse_unstable
+from coterie.algorithms.local_training import (
+    ANEW,
+    PASSES,
+    AveragedTraining,
+    LocalTraining,
+    ProximalTraining,
+    refuse_unstable,
+)
 from coterie.rows import Rows, put_rows, take_rows, total
 
-PASSES = 5
-"""How many rounds' local work a newcomer does in its first one with ``newcomers="averaged"``. Of 1 to 12,
-by newcomers' validation samples, fewer than five were worse and more hardly better."""
 EXACT_EVERY = 100
 """Rounds after which the server's sum of messages is taken anew."""
 
@@ -135,36 +139,10 @@ class AdmmTraining(PersonalTraining):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoiningTraining(AdmmTraining):
-    """A newcomer's first round: ``θ_i`` is the mean of what several rounds' local work ends at, ``w`` being held.
+class JoiningTraining(AveragedTraining, AdmmTraining):
+    """A newcomer's first round: ``θ_i`` is the mean of what several rounds' local work ends at, ``w`` being held."""
 
-    Parameters
-    ----------
-    passes
-        How many.
-    """
-
-    per_row: ClassVar[tuple[str, ...]] = ("prox",)
-    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply", "own_centre", "dual")
-
-    passes: int
-
-    def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
-        """Begin at the shared model with a dual of zero."""
-        work = super().start(context, state, message)
-        return work | {"mean": torch.zeros_like(work["w"])}
-
-    def folds(self) -> tuple[Fold, ...]:
-        """Do a round's local work several times."""
-        return tuple(Fold(self.data, self.step, self.count) for _ in range(self.passes))
-
-    def count(self, context: ClientContext, work: Rows) -> Rows:
-        """Let where a pass ended count in the mean."""
-        return work | {"mean": work["mean"] + work["w"] / self.passes}
-
-    def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
-        """Take the mean, and go on as in any round."""
-        return super().finish(context, work | {"w": work["mean"]})
+    outside_steps: ClassVar[tuple[str, ...]] = AdmmTraining.outside_steps
 
 
 class Consensus(LocalTraining):

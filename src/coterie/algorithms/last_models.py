@@ -10,6 +10,8 @@ the members' last models (``φ_j = 1`` unless absence counts, see below)::
     "mean"      w_n ← the method's local training, starting from w̄, and held to w̄ where the method holds models
     "mixture"   the same exchange, after which w_n says whom it resembles; then one round of the method, in which it
                 listens to the members and to itself (with φ_n = 1), and nobody listens to it
+    "averaged"  as "mixture", with the local work of K = 5 rounds in either exchange, each from where the last one
+                ended: w_n is the mean of these K ends, which scatters less about what it looks for than one of them
 
 **Absent clients.** With ``returning="mixture"`` the server keeps ``k_j``, the round in which client j last replied (0
 if it never did). With ``k* = max_j k_j`` and a number γ (``freshness``) in [0, 1]::
@@ -27,6 +29,7 @@ the paper's. γ = 1 weighs all who ever replied alike; γ = 0 hears those alone 
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,20 +37,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from coterie.algorithms.base import Ask, Cohort, Message, Round, Start, State
-from coterie.algorithms.local_training import ANEW, LocalTraining
+from coterie.algorithms.base import Ask, Cohort, Message, Round, Start, State, Task
+from coterie.algorithms.local_training import ANEW, PASSES, AveragedTraining, LocalTraining, ProximalTraining
 from coterie.rows import mix, put_rows, take_rows
 from coterie.rows.host_copies import on_device, on_host
 
 HEARD = "heard"
 """The name, in the server's state, of the rounds in which clients last replied."""
 _HALF = 0.5
-Newcomers = Literal["initial", "mean", "mixture"]
-NEWCOMERS = (
-    "where a client begins that comes when others have trained: at the initial model (as in the paper), at the mean of "
-    "all, or there and then, in the same round, with its own mixture"
-)
-"""What the field says of itself, wherever a method gives it a default of its own."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,12 @@ def heard_by_themselves(factors: Tensor, newcomers: Tensor) -> Tensor:
 class LastModels(LocalTraining):
     """What methods share whose server holds ``w``, the last model of every client, and the ``members`` that train."""
 
-    newcomers: Newcomers = Field("mean", description=NEWCOMERS)
+    newcomers: Literal["initial", "mean", "mixture", "averaged"] = Field(
+        "averaged",  # by newcomers' validation samples, see docs/newcomers.md
+        description="where a client begins that comes when others have trained: at the initial model (as in the "
+        "paper), at the mean of all, or there and then, in the same round, with its own mixture; averaged: so, with "
+        "five times the work in each",
+    )
     returning: Literal["own", "mixture"] = Field(
         "own",
         description="what a client that was away goes on from: as in the paper, or from its mixture over the last "
@@ -180,6 +182,22 @@ class LastModels(LocalTraining):
             fresh[members] = 1.0  # no member was heard yet, only newcomers
         return fresh / fresh.sum()
 
+    def trainings(self, prox: float = 0.0, from_own: bool = False) -> dict[str, Task]:
+        """Return the clients' training, and that of newcomers who do more of it."""
+        train = ProximalTraining(self.stepper, self.minibatches, prox=prox, from_own=from_own)
+        if self.newcomers != "averaged":
+            return {"train": train}
+        join = AveragedTraining(self.stepper, self.minibatches, prox=prox, from_own=from_own, passes=PASSES)
+        return {"train": train, "join": join}
+
+    @abc.abstractmethod
+    def played(self, server: State, cohort: Cohort, task: str) -> Round:
+        """Play a round of the method with one of its trainings."""
+
+    def round(self, server: State, cohort: Cohort) -> Round:
+        """Play a round of the method."""
+        return self.played(server, cohort, "train")
+
     def welcome(self, server: State, cohort: Cohort) -> Round:
         """Play the first round of newcomers, as ``newcomers`` says."""
         return self._welcomed(server, cohort) if self.settles else self.round(server, cohort)
@@ -192,10 +210,11 @@ class LastModels(LocalTraining):
 
     def _welcomed(self, server: State, cohort: Cohort) -> Round:
         mean = mix(self.shares(server, self.attendance(server, cohort.clients)), server["w"])
-        replies = yield Ask("train", Message(shared={"w": mean, ANEW: mean.new_ones(1)}))
+        task = "join" if self.newcomers == "averaged" else "train"
+        replies = yield Ask(task, Message(shared={"w": mean, ANEW: mean.new_ones(1)}))
         server = server | {"w": put_rows(server["w"], replies.clients, replies["w"])}
         if self.newcomers == "mean":
             return server | attended(server, replies.clients, cohort.round), {}
         # As fresh as the freshest: theirs is no later round.
         server |= attended(server, replies.clients, int(server[HEARD].max()) if HEARD in server else 0)
-        return (yield from self.round(server, cohort))
+        return (yield from self.played(server, cohort, task))

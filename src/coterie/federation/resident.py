@@ -68,18 +68,16 @@ class Means:
         return ExperimentConfig.model_validate(config.model_dump() | changes)
 
     def check(self, task: Task) -> None:
-        """Reject a task that asks for more than is allowed."""
-        for fold in task.folds():
-            over = fold.over
-            if not isinstance(over, Minibatches):
-                continue
-            epochs = over.epochs if isinstance(over.epochs, int) else max(over.epochs)
-            for asked, name, most in (
-                (epochs * over.repeats if over.steps is None else 0, "epochs", self.max_epochs),
-                ((over.steps or 0) * over.draws * over.repeats, "steps", self.max_steps),
-            ):
-                if asked > most:
-                    raise Rejected(f"it asks for {asked} {name}, but the node's node.yaml allows max_{name}: {most}")
+        """Reject a task that asks for more than is allowed, all its folds together."""
+        epochs = steps = 0
+        for over in (fold.over for fold in task.folds()):
+            if isinstance(over, Minibatches) and over.steps is None:
+                epochs += over.repeats * (over.epochs if isinstance(over.epochs, int) else max(over.epochs))
+            elif isinstance(over, Minibatches):
+                steps += over.repeats * (over.steps or 0) * over.draws
+        for asked, name, most in ((epochs, "epochs", self.max_epochs), (steps, "steps", self.max_steps)):
+            if asked > most:
+                raise Rejected(f"it asks for {asked} {name}, but the node's node.yaml allows max_{name}: {most}")
 
 
 @contextlib.contextmanager
