@@ -276,6 +276,12 @@ def test_dropout_keeps_means() -> None:
     assert len(got.unique()) == 16
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_fused_step_of_a_layer_with_one_output(bias: bool) -> None:
+    _, (stacked, _, plain) = nets_of(nn.Sequential(nn.Linear(WIDTH, 4), nn.ReLU(), nn.Linear(4, 1, bias=bias)))
+    assert agrees(stacked, plain, drawn(2, 3, WIDTH), 1e-10, training=True)
+
+
 class InPlace(nn.Module):
     """Changes what linear layers gave it, which PyTorch allows."""
 

@@ -41,8 +41,8 @@ class GradientTap:
             (weight,) = self.weights.values()
             weight.addcmul_(gradient, rate.view(rows, *(1,) * (weight.dim() - 1)), value=-1)
             return
-        gradient = gradient.reshape(rows, -1, gradient.shape[-1])
         weight, entered = self.weights["weight"], self.entered.reshape(rows, -1, self.entered.shape[-1])
+        gradient = gradient.reshape(rows, -1, weight.shape[1])  # of a single output it may have been taken transposed
         # With few samples the time goes into reading the weights. With 50 the arithmetic counts: rounded to TF32 the
         # library's product is faster (0.135 against 0.146 ms), in float32 the kernel is (0.22 against 0.28).
         most = 64 if kernels.precision() == "tf32x3" else 16
