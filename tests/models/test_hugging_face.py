@@ -18,7 +18,7 @@ from coterie import models, randomness  # noqa: E402
 from coterie.algorithms.base import Batch  # noqa: E402
 from coterie.compute.nets.folded import FoldedNet  # noqa: E402
 from coterie.compute.nets.row_net import ModuleNet, branches_on_values  # noqa: E402
-from coterie.compute.nets.stacked import make_net  # noqa: E402
+from coterie.compute.nets.sound_net import sound_net  # noqa: E402
 from coterie.compute.sample_costs import bytes_of_sample  # noqa: E402
 from coterie.errors import ConfigError, ModelError  # noqa: E402
 from coterie.models.hugging_face_network import HuggingFaceModel  # noqa: E402
@@ -63,9 +63,9 @@ def test_adapters_of_all_clients_at_once_are_those_of_each(saved: Path, kind: st
     models.check(module)
     problem = Problem.of(module, dtype=torch.float64)
     assert all(".lora_" in name or "modules_to_save" in name for name in problem.layout.names)
-    folded, plain = make_net(module, problem.layout), ModuleNet(module, problem.layout)
-    assert isinstance(folded, FoldedNet)
     x, y = inputs(kind), torch.arange(ROWS * SAMPLES).view(ROWS, SAMPLES) % CLASSES
+    folded, plain = sound_net(module, problem.layout, x, "stacked", "auto"), ModuleNet(module, problem.layout)
+    assert isinstance(folded, FoldedNet)
     models.check(module, x[0])
     params = problem.start + 0.1 * drawn(ROWS, problem.layout.size)
     weight = torch.full((ROWS, SAMPLES), 1 / SAMPLES, dtype=torch.float64)
@@ -92,7 +92,7 @@ def test_outputs_are_pefts_own(saved: Path, kind: str) -> None:
     problem = Problem.of(module, dtype=torch.float64)
     params = problem.start + 0.1 * drawn(ROWS, problem.layout.size)
     x = inputs(kind)
-    got = make_net(module, problem.layout).outputs(params, x)
+    got = FoldedNet(module, problem.layout).outputs(params, x)
     images = kind == "vit"
     auto = transformers.AutoModelForImageClassification if images else transformers.AutoModelForSequenceClassification
     plain = auto.from_pretrained(saved / kind, num_labels=CLASSES, dtype=torch.float64)
@@ -137,7 +137,7 @@ def test_what_is_frozen_is_shared_and_keeps_its_type(saved: Path) -> None:
     assert types == {torch.bfloat16} and adapted.start.dtype == torch.float32
     x = inputs("bert")
     params = adapted.start + 0.1 * drawn(ROWS, adapted.layout.size).float()
-    nets = make_net(adapted.module, adapted.layout), ModuleNet(adapted.module, adapted.layout)
+    nets = FoldedNet(adapted.module, adapted.layout), ModuleNet(adapted.module, adapted.layout)
     together, apart = (net.outputs(params, x) for net in nets)
     assert together.dtype == torch.float32
     exact = Problem.of(built(saved / "bert", ",lora=4,targets=q+v"))
@@ -172,7 +172,7 @@ def test_no_model_looks_at_numbers(saved: Path) -> None:
 
 def test_memory_of_a_sample_grows_with_the_model_and_not_with_the_rows(saved: Path) -> None:
     problem = Problem.of(built(saved / "bert", ",lora=2,targets=q+v"))
-    net = make_net(problem.module, problem.layout)
+    net = FoldedNet(problem.module, problem.layout)
     x = inputs("bert")
     each = bytes_of_sample(net, problem.start, x)
     # At least what enters the activations of the two layers and what leaves them, 20 and 16 wide.
@@ -205,7 +205,7 @@ def test_any_module_whose_output_has_logits() -> None:
     views = problem.layout.views(params)
     wanted = torch.einsum("rsi,roi->rso", x, views["last.weight"]) + views["last.bias"].unsqueeze(1)
     for kernel in ("module", "vmap", "stacked"):
-        got = make_net(module, problem.layout, kernel).outputs(params, x)
+        got = sound_net(module, problem.layout, x, kernel, "auto").outputs(params, x)
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 

@@ -230,3 +230,30 @@ class Detour(nn.Module):
 def test_models_that_cannot_be_taken_apart_are_refused(module: nn.Module, complaint: str, engine: str) -> None:
     with pytest.raises(ModelError, match=complaint):
         simulate("fedrep", samples_of(data()), module, engine=engine)
+
+
+class Scaled(nn.Module):
+    """A body that divides by its largest feature, through which no gradient goes; a trace does not see that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(FEATURES, 3), nn.Linear(3, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        with torch.no_grad():
+            largest = x.abs().amax(1, keepdim=True)
+        out: Tensor = self.two(x / largest)
+        return out
+
+
+def test_the_body_is_computed_as_the_whole_model_was_seen_to_be() -> None:
+    ends = []
+    for engine in ("loop", "batched"):
+        with torch_stream(8, "fedrep model"):
+            module = Network(nn.Sequential(Scaled()), nn.Linear(WIDTH, 1), split=1)
+        simulation = simulate("fedrep", samples_of(data()), module, engine=engine, settings={"lr": 0.1})
+        play(simulation, 2)
+        ends.append(simulation.clients.rows | simulation.server)
+    for rows in ends[0]:
+        torch.testing.assert_close(ends[1][rows], ends[0][rows], rtol=1e-10, atol=1e-12)

@@ -20,8 +20,9 @@ from coterie.compute.nets import fusion
 from coterie.compute.nets.batch_norm import normalised, normalised_by_batch
 from coterie.compute.nets.fusion import Fusion
 from coterie.compute.nets.layers import STACKED, Convolution, convolved
-from coterie.compute.nets.row_net import RowNet, joined_statistics, keyed, layout_of
+from coterie.compute.nets.row_net import RowNet, VmapNet, joined_statistics, keyed, layout_of
 from coterie.compute.nets.taps import GradientTap, TappedMaps, affine, descend_along, leaves, tapped
+from coterie.errors import ModelError
 from coterie.models.attention import StreamAttention, attend
 from coterie.models.batch_norm import (
     COUNT,
@@ -66,12 +67,12 @@ class LayeredNet(RowNet):
         """Bring folded samples ``[rows × samples, ...]`` through the model, with its layers as the pass has them."""
 
     def of_part(self, part: nn.Module) -> RowNet:
-        """Make a net of a part of the model, stacked where that is possible."""
-        from coterie.compute.nets.stacked import make_net
-
+        """Make a net of the same kind for a part of the model: another kind was not seen to compute what it does."""
         # Tracing looks inside its root, and a layer's own parameters have no stacked form from inside.
         layers = part if isinstance(part, nn.Sequential) else nn.Sequential(part)
-        return make_net(layers, layout_of(layers), "stacked", self.convolution)
+        with contextlib.suppress(ModelError):
+            return type(self)(layers, layout_of(layers), self.convolution)
+        return VmapNet(layers, layout_of(layers))
 
     def outputs(
         self, params: Tensor, x: Tensor, key: Tensor | None = None, statistics: RunningStatistics | None = None

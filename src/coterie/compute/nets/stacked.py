@@ -13,7 +13,6 @@ from coterie.compute.nets import fusion
 from coterie.compute.nets.folded import FoldedNet
 from coterie.compute.nets.layered import LayeredNet, LayerPass
 from coterie.compute.nets.layers import Convolution
-from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet
 from coterie.errors import ModelError
 from coterie.models.batch_norm import RowBatchNorm
 from coterie.models.dropout import StreamDropout
@@ -111,21 +110,11 @@ class _Tracer(fx.Tracer):
         return direct or isinstance(m, StreamDropout | RowBatchNorm) or super().is_leaf_module(m, module_qualified_name)
 
 
-def make_net(
-    module: nn.Module, layout: Layout, kernel: Kernel = "stacked", convolution: Convolution = "auto"
-) -> RowNet:
-    """Make a net of the wanted kind, or a :class:`VmapNet` where the module has no stacked form.
-
-    It has none if it changes buffers of its own: a batch of all clients' samples is not any client's batch.
-    """
-    if kernel == "module":
-        return ModuleNet(module, layout)
-    nets = stacked_nets(module, layout, convolution) if kernel == "stacked" else iter(())
-    return next(nets, VmapNet(module, layout))
-
-
 def stacked_nets(module: nn.Module, layout: Layout, convolution: Convolution = "auto") -> Iterator[LayeredNet]:
-    """Give the nets with stacked layers that can be made of a module, the fastest first."""
+    """Give the nets with stacked layers that can be made of a module, the fastest first.
+
+    There is none if it changes buffers of its own: a batch of all clients' samples is not any client's batch.
+    """
     for kind in (StackedNet, FoldedNet) if not moving_buffers(module) else ():
         with contextlib.suppress(ModelError):
             yield kind(module, layout, convolution)
