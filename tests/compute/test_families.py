@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from coterie import randomness
+from coterie import models, randomness
 from coterie.algorithms.base import Batch
+from coterie.compute.nets.folded import FoldedNet
 from coterie.compute.nets.row_net import ModuleNet, RowNet, VmapNet, agrees
 from coterie.compute.nets.stacked import StackedNet
+from coterie.models.batch_norm import RunningStatistics
 from coterie.models.calls import call_with
 from coterie.models.dropout import StreamDropout
 from coterie.models.problem import LOSSES, Problem
@@ -280,6 +282,32 @@ def test_dropout_keeps_means() -> None:
 def test_the_fused_step_of_a_layer_with_one_output(bias: bool) -> None:
     _, (stacked, _, plain) = nets_of(nn.Sequential(nn.Linear(WIDTH, 4), nn.ReLU(), nn.Linear(4, 1, bias=bias)))
     assert agrees(stacked, plain, drawn(2, 3, WIDTH), 1e-10, training=True)
+
+
+class Named(nn.Module):
+    """Gives layers and functions what they work on by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.pool = nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.MaxPool2d(2)
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(input=self.conv(input=x.unsqueeze(1)))
+        return self.head(input=self.drop(input=torch.flatten(input=self.pool(input=F.relu(input=x)), start_dim=1)))
+
+
+def test_what_enters_a_layer_may_be_given_by_its_name() -> None:
+    x, key = drawn(ROWS, SAMPLES, TIMES, WIDTH), randomness.keys(1, "dropout", 1, torch.arange(ROWS))
+    problem = Problem.of(Named(), "regression", dtype=torch.float64, sample=x[0])
+    models.check(problem.module, x[0])
+    nets = [kind(problem.module, problem.layout) for kind in (StackedNet, FoldedNet, VmapNet, ModuleNet)]
+    params, weight = drawn(ROWS, problem.layout.size), torch.full((ROWS, SAMPLES), 0.25, dtype=torch.float64)
+    passes = [RunningStatistics(problem.running.expand(ROWS, -1), weight) for _ in nets]
+    outputs = [net.outputs(params, x, key, known) for net, known in zip(nets, passes, strict=True)]
+    for got, known in zip(outputs, passes, strict=True):
+        torch.testing.assert_close(got, outputs[-1], rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(known.new, passes[-1].new, rtol=1e-11, atol=1e-12)
 
 
 class InPlace(nn.Module):

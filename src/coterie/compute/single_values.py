@@ -55,11 +55,11 @@ def _single_valued(engine: Engine) -> str | None:
     hooks = []
     for prefix, layer in norms_of(engine.problem.module):
 
-        def look(module: nn.Module, given: tuple[Tensor, ...], name: str = prefix.removesuffix(".")) -> None:
-            if given[0].numel() == given[0].shape[1]:
+        def look(module: nn.Module, given: object, out: Tensor, name: str = prefix.removesuffix(".")) -> None:
+            if out.numel() == out.shape[1]:
                 found.append(f"layer {name!r} (BatchNorm)")
 
-        hooks.append(layer.register_forward_pre_hook(look))
+        hooks.append(layer.register_forward_hook(look))
     try:
         if hooks:
             index = torch.zeros(1, 1, dtype=torch.int64, device=engine.device)

@@ -85,9 +85,9 @@ class RowBatchNorm(_BatchNorm):
     """Whether it normalises by the statistics that it was built with, in training too."""
     plain: type[nn.Module]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # called so as PyTorch's, for models that give it by name
         """Normalise one client's activations ``[samples, channels, ...]``."""
-        now = _PASS.get()
+        x, now = input, _PASS.get()
         if now is None or self.frozen:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         before = now.noted.get(self) or cast(Moments, (self.running_mean, self.running_var, self.num_batches_tracked))

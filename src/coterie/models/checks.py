@@ -241,7 +241,11 @@ def _refuse_scattered_samples(trial: nn.Module, given: Tensor) -> None:
     """See that BatchNorm meets the values of a sample side by side: those of padding must not count."""
     met: list[Tensor] = []
     layers = [layer for layer in trial.modules() if isinstance(layer, _BatchNorm)]
-    hooks = [layer.register_forward_pre_hook(lambda _, inputs: met.append(inputs[0])) for layer in layers]
+
+    def note(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        met.extend((*args, *kwargs.values()))
+
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     try:
         trial(given)
         alone, met = met, []

@@ -38,12 +38,12 @@ class StreamDropout(nn.Module):
         self.p, self.number = p, number
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # called so as PyTorch's, for models that give it by name
         """Drop elements of one client's batch.
 
         Parameters
         ----------
-        x
+        input
             Activations ``[samples, ...]``.
 
         Returns
@@ -52,8 +52,8 @@ class StreamDropout(nn.Module):
             Activations with elements dropped and the others scaled by ``1 / (1 - p)``.
         """
         if self.p == 0:
-            return x
-        return x * self.factors(self.key, x.movedim(self.axis, 0)).movedim(0, self.axis)
+            return input
+        return input * self.factors(self.key, input.movedim(self.axis, 0)).movedim(0, self.axis)
 
     def factors(self, key: Tensor, x: Tensor) -> Tensor:
         """Give 0 where an element is dropped and ``1 / (1 - p)`` elsewhere, or 1 everywhere if ``key`` is 0.
@@ -132,9 +132,7 @@ def find_sample_axes(module: nn.Module, layers: list[StreamDropout], sample: Ten
     A model that fails on the sample has no such layers: what is wrong with it is said when it meets real ones.
     """
     shapes: dict[StreamDropout, list[torch.Size]] = {layer: [] for layer in layers}
-    hooks = [
-        layer.register_forward_pre_hook(lambda layer, given: shapes[layer].append(given[0].shape)) for layer in layers
-    ]
+    hooks = [layer.register_forward_hook(lambda layer, _, out: shapes[layer].append(out.shape)) for layer in layers]
     sizes = (len(sample), len(sample) - 1)
     try:
         with torch.no_grad(), FunctionCalls(None), contextlib.suppress(Exception):

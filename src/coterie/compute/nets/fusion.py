@@ -74,13 +74,18 @@ def _before(node: fx.Node) -> fx.Node | None:
     return node.args[0] if isinstance(node.args[0], fx.Node) else None
 
 
+def _has_first(node: fx.Node) -> bool:
+    """Return whether a node is given what it works on as its first argument, and not by its name."""
+    return len(node.args) > 0
+
+
 def _module(node: fx.Node, modules: Mapping[str, nn.Module], kind: type[nn.Module]) -> bool:
-    return node.op == "call_module" and type(modules[str(node.target)]) is kind
+    return _has_first(node) and node.op == "call_module" and type(modules[str(node.target)]) is kind
 
 
 def _is_relu(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
     if node.op == "call_function":
-        return node.target in (F.relu, torch.relu, F.relu_, torch.relu_)
+        return _has_first(node) and node.target in (F.relu, torch.relu, F.relu_, torch.relu_)
     if node.op == "call_method":
         return node.target in ("relu", "relu_")
     return _module(node, modules, nn.ReLU)
@@ -102,7 +107,7 @@ def _flattened(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> set[fx.Node
 
 def _is_flatten(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
     if node.op in ("call_function", "call_method"):
-        return node.target in (torch.flatten, "flatten", "reshape")
+        return _has_first(node) and node.target in (torch.flatten, "flatten", "reshape")
     return _module(node, modules, nn.Flatten)
 
 

@@ -153,6 +153,8 @@ class LayerPass:
     def apply(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], then: Fusion | None) -> Any:
         """Apply a layer to folded activations, and what is computed together with it."""
         child, own = self.net.layer(name)
+        if not args and "input" in kwargs and type(child).__module__.split(".")[0] in ("torch", "coterie"):
+            args, kwargs = (kwargs["input"],), {each: value for each, value in kwargs.items() if each != "input"}
         if isinstance(child, StreamDropout):
             return args[0] if self.key is None else child.dropped(self.key, args[0])
         if isinstance(child, RowBatchNorm):
