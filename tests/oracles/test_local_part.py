@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from coterie import randomness
+from coterie.algorithms.base import Replies
 from coterie.compute.samples import Samples
 from coterie.errors import ConfigError, ModelError
 from coterie.models.problem import Problem
 from coterie.rows import Columns
+from coterie.simulation.exchange import Request
 from tests.oracles.regression import Array
 from tests.support import classification, everyone, play, samples_of, simulate, small_model
 
@@ -163,6 +165,66 @@ def test_patterns_choose_parameters(patterns: tuple[str, ...], wanted: tuple[str
     assert problem.matching(patterns) == wanted
     simulation = simulate("fedavg", classification(3), normed(), task="multiclass", local=patterns)
     assert simulation.part is not None and not set(simulation.part.layout.names) & set(wanted)
+
+
+class Shared(nn.Module):
+    """A matrix in two layers, and a layer in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second, self.head = (
+            nn.Linear(6, 4),
+            nn.BatchNorm1d(4),
+            nn.Sequential(nn.Linear(4, 4)),
+            nn.Linear(4, 4),
+        )
+        self.second.append(self.norm)
+        self.head.weight = self.second[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.second(self.norm(self.first(x))))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted", "statistics"),
+    [
+        ("head", {"second.0.weight", "head.bias"}, False),
+        ("head.weight", {"second.0.weight"}, False),
+        ("second.1", {"norm.weight", "norm.bias"}, True),
+        ("second", {"second.0.weight", "second.0.bias", "norm.weight", "norm.bias"}, True),
+        ("norm", {"norm.weight", "norm.bias"}, True),
+    ],
+)
+def test_what_layers_share_stays_by_each_of_its_names(pattern: str, wanted: set[str], statistics: bool) -> None:
+    samples = classification(3, classes=4)
+    simulation = simulate("fedavg", samples, Shared(), task="multiclass", local=(pattern,), settings={"batch_size": 0})
+    part, norms = simulation.part, simulation.norms
+    assert part is not None and norms is not None
+    assert part.names == wanted and norms.sends_all != statistics
+    crossed: list[int] = []
+    deliver = simulation.exchange.deliver
+
+    def recorded(request: Request) -> Replies:
+        replies = deliver(request)
+        crossed.extend(value.shape[-1] for rows in (request.rows, replies.rows) for value in rows.values())
+        return replies
+
+    simulation.exchange.deliver = recorded  # type: ignore[method-assign]
+    play(simulation, 1)
+    assert set(crossed) == {part.layout.size} | (set() if statistics else {2 * 4 + 1})
+
+
+def test_a_policy_means_a_layer_by_each_of_its_names() -> None:
+    for buffers in ("norm=local", "second=local", "second.1=local"):
+        assert Problem.of(Shared(), buffers=buffers).policies == {"norm": "local"}
+
+
+@pytest.mark.parametrize("pattern", ["norm", "1"])
+def test_a_layer_without_parameters_keeps_its_statistics_by_another_option(pattern: str) -> None:
+    problem = Problem.of(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False)))
+    with pytest.raises(ConfigError, match=f"local has '{pattern}', .* which stay with --buffers '1=local'"):
+        problem.matching((pattern,))
 
 
 def test_what_cannot_stay_is_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from coterie.models.batch_norm import (
     statistics_row,
     use_running_statistics,
 )
-from coterie.models.buffer_policy import policies
+from coterie.models.buffer_policy import is_meant, policies
 from coterie.models.dropout import StreamDropout, find_sample_axes
 from coterie.models.own_buffers import find_own_buffers, freeze, moving_buffers, own_buffers, set_mode
 from coterie.models.streams import use_streams
@@ -192,9 +191,10 @@ class Problem:
         module.train()
         if sample is not None:
             find_own_buffers(module, sample.to(device))
-        given = policies(
-            buffers, [*(name for name, _ in layers_of(module)), *(each.name for each in own_buffers(module))]
-        )
+        places = _places(module)
+        held = {name: places[layer] for name, layer in layers_of(module)}
+        held |= {each.name: [_join(place, each.short) for place in places[each.owner]] for each in own_buffers(module)}
+        given = policies(buffers, held)
         # A module's own train() may keep parts of it in evaluation, as that of a frozen body often does.
         for name, layer in layers_of(module):
             layer.frozen = given.get(name) == "frozen" or not layer.training
@@ -220,7 +220,8 @@ class Problem:
         ----------
         patterns
             Each is a parameter's name, or that of a module, which stands for all its parameters, with the wildcards
-            ``*``, ``?`` and ``[...]``; or the word ``norm`` for the parameters of all layers that normalise.
+            ``*``, ``?`` and ``[...]``; or the word ``norm`` for the parameters of all layers that normalise. A
+            parameter that layers share is meant by each of its names.
 
         Returns
         -------
@@ -233,12 +234,13 @@ class Problem:
             If a pattern chooses none.
         """
         chosen: set[str] = set()
+        rows = self._row_names()
         for pattern in patterns:
-            found = {name for name in self.layout.names if fnmatchcase(name, pattern)}
-            found |= {name for name in self.layout.names if fnmatchcase(name, f"{pattern}.*")}
+            found = {row for name, row in rows.items() if is_meant(name, pattern)}
             if pattern == NORM:
-                found |= self._normalisers() & set(self.layout.names)
+                found |= {rows[name] for name in self._normalisers() if name in rows}
             if not found:
+                self._refuse_statistics_alone(pattern)
                 known = ", ".join(self.layout.names[:8]) + (", ..." if len(self.layout.names) > 8 else "")
                 raise ConfigError(f"local has {pattern!r}, which matches no parameter of the model: it has {known}")
             chosen |= found
@@ -259,16 +261,12 @@ class Problem:
             Their names, in row order.
         """
         patterns = tuple(patterns)
-        stays = set(self.matching(patterns))
+        stays, rows, places = set(self.matching(patterns)), self._row_names(), _places(self.module)
         found: set[str] = set()
         for name, place, layer, its in self._holders():
-            prefix = f"{place}." if place else ""
-            own = {prefix + each for each, _ in layer.named_parameters()} & set(self.layout.names)
-            norm = isinstance(layer, _NormBase)
-            named = any(
-                (norm and each == NORM) or fnmatchcase(place, each) or fnmatchcase(place, f"{each}.*")
-                for each in patterns
-            )
+            full = [_join(place, each) for each, _ in layer.named_parameters()]
+            own = {rows[each] for each in full if each in rows}
+            named = any(self._means(each, layer, places[layer]) for each in patterns)
             with_parameters = own <= stays if own else named
             if self.policies.get(name, "local" if with_parameters else "averaged") == "local":
                 found |= its
@@ -282,6 +280,38 @@ class Problem:
         for buffer in moving_buffers(self.module):
             yield buffer.name, buffer.name.rpartition(".")[0], buffer.owner, {buffer.name}
 
+    def _means(self, pattern: str, layer: nn.Module, names: Iterable[str]) -> bool:
+        """Return whether a pattern of what stays means a layer, whether it has parameters or not."""
+        return (pattern == NORM and isinstance(layer, _NormBase)) or any(is_meant(name, pattern) for name in names)
+
+    def _refuse_statistics_alone(self, pattern: str) -> None:
+        """Say how running statistics are kept at home whose layer has no parameters that could be."""
+        places = _places(self.module)
+        for name, _, layer, _ in self._holders():
+            if self._means(pattern, layer, places[layer]):
+                raise ConfigError(
+                    f"local has {pattern!r}, which matches no parameter that is trained: what changes there are "
+                    f"running statistics, which stay with --buffers '{name}=local'"
+                )
+
     def _normalisers(self) -> set[str]:
         layers = [(name, layer) for name, layer in self.module.named_modules() if isinstance(layer, _NORMALISERS)]
-        return {f"{name}.{own}" if name else own for name, layer in layers for own, _ in layer.named_parameters()}
+        return {_join(name, own) for name, layer in layers for own, _ in layer.named_parameters()}
+
+    def _row_names(self) -> dict[str, str]:
+        """Give for every name of a trained parameter the one that it has in rows, the first of those it has."""
+        first = {value: name for name, value in self.module.named_parameters()}
+        every = self.module.named_parameters(remove_duplicate=False)
+        return {name: first[value] for name, value in every if value.requires_grad}
+
+
+def _join(place: str, own: str) -> str:
+    return f"{place}.{own}" if place else own
+
+
+def _places(module: nn.Module) -> dict[nn.Module, list[str]]:
+    """Give all names of each layer: several where the model uses it in several places."""
+    found: dict[nn.Module, list[str]] = {}
+    for name, layer in module.named_modules(remove_duplicate=False):
+        found.setdefault(layer, []).append(name)
+    return found
