@@ -152,6 +152,21 @@ def test_an_exported_model_measures_what_was_recorded(name: str, more: dict[str,
         assert counts > 0 and all(bool((held[each] != 1).all()) for each in held if each.endswith("running_var"))
 
 
+@pytest.mark.parametrize("more", [{"buffers": "local"}, {"buffers": "1=local"}, {"local": "norm"}], ids=str)
+def test_a_global_model_with_statistics_that_stay_is_another_one_on_each_client(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    run = finish(launch.begin(config_of(tmp_path, matrix=True, **more), tmp_path / "run"))
+    made = export(run.path, tmp_path / "global", best="global")
+    assert [each["client"] for each in made.about["clients"]] == [0, 1, 2, 3]
+    means = [load_file(made.folder / each["file"])["1.running_mean"] for each in made.about["clients"]]
+    assert not torch.equal(means[0], means[1])
+    last = run.metrics.query("round == 3 and split == 'test' and metric == 'loss' and model == 'global'")
+    recorded = last.set_index("client")["value"]
+    for each in made.about["clients"]:
+        assert each["test"]["loss"] == recorded[each["client"]]
+
+
 def test_batches_of_one_sample_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     sizes = [len(part) for part in make_population(config_of(tmp_path)).shares.train]
     size = next(each for each in range(2, 9) if any(count % each == 1 for count in sizes))
@@ -197,6 +212,9 @@ def test_a_federation_is_a_simulation(algorithm: str, more: dict[str, Any], tmp_
     settings = {} if "fedpg" in algorithm else {"batch_size": 10, "local_epochs": 1}
     serve(local.agreement, local.grid, Plan(algorithm=algorithm, rounds=2, settings=settings), tmp_path / "run")
     compare(local, algorithm, 2, tmp_path / "run", tmp_path / "simulation", settings=settings)
+    if {"buffers", "local"} & more.keys():
+        with pytest.raises(ConfigError, match=r"the global models of .* are made of what the nodes keep"):
+            export(tmp_path / "run", tmp_path / "model", best="global")
     own = torch.cat([node_rows(local, client, local.folder / "run")[STATISTICS] for client in range(3)])
     tracked = more.get("model") == TRACKED["model"]
     assert own.shape == (3, 5 + 1 if tracked else 2 * (4 + 8) + 2) and bool((own[0] != own[1]).any())

@@ -133,7 +133,7 @@ class AccuracyMatrixScorer:
         found = processes.together(lambda: self._columns(personal))
         values = processes.gathered(found, self.clients).T.contiguous()
         shared, on_shared = algorithm.global_model(simulation.server), None
-        if shared is not None and simulation.part is None:  # with parts that stay, it is another one on each client
+        if shared is not None and simulation.shares_all:  # with parts that stay, it is another one on each client
             one = {name: value.unsqueeze(0) for name, value in shared.items()}
             on_shared = cross(simulation.engine, algorithm.predict, one, self._index, self.metric)[0]
         return Matrix(self.metric, self.clients, values, on_shared, len(self._index.flat))

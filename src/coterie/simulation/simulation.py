@@ -314,13 +314,18 @@ class Simulation:
             self.placement.prefetch()
             yield block, rows
 
+    @property
+    def shares_all(self) -> bool:
+        """Whether nothing of a model stays with the clients, neither parameters nor running statistics."""
+        return self.part is None and (self.norms is None or self.norms.sends_all)
+
     def on_clients(self, models: Rows, clients: Tensor) -> tuple[Rows, bool]:
         """Give a global model as it is applied on clients, and whether that is one model for all of them.
 
         Where parameters stay with the clients, each has the global model with its own: a row for each client of this
         process.
         """
-        if self.part is None and (self.norms is None or self.norms.sends_all):
+        if self.shares_all:
             return models, True
         mine = self.processes.mine(clients)
         rows = {name: value.expand(len(mine), *value.shape) for name, value in models.items()}

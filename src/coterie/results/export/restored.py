@@ -119,7 +119,7 @@ class RestoredRun:
     def _refuse_what_nodes_have(self, kind: str) -> None:
         """Refuse models of a federation that are made of what only its nodes have."""
         simulation = self.parts.simulation
-        mine = simulation.part is not None or self.config.buffers == "local"
+        mine = not simulation.shares_all
         if kind == "personal":
             mine = mine or self._needs_clients or simulation.asks_to_personalise(self.parts.population.roles.trainers)
         if self._federation and mine:
@@ -179,7 +179,7 @@ class RestoredRun:
     @property
     def global_is_one(self) -> bool:
         """Whether the global model is the same for all clients, and rows are scaled alike for all."""
-        return self.parts.simulation.part is None and not self.inputs["own_scaling"]
+        return self.parts.simulation.shares_all and not self.inputs["own_scaling"]
 
     def personal_models(self, clients: Sequence[int]) -> Iterator[MadeModel] | None:
         """Give the personal models of clients; ``None`` if the method makes none."""
