@@ -30,8 +30,15 @@ from tests.federation.grid import compare, make_federation, node_rows
 from tests.small_runs import Killed, assert_same_end, finish, last_state, stop
 
 MODELS = """
+from typing import Any, NamedTuple
+
 import torch
 from torch import nn
+
+
+class Answer(NamedTuple):
+    loss: Any
+    logits: torch.Tensor
 
 
 def Images(outputs):
@@ -49,10 +56,10 @@ class Parted(nn.Module):
 
 
 class Centred(nn.Module):
-    def __init__(self, width):
+    def __init__(self, width, persistent=True):
         super().__init__()
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(width), persistent)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent)
 
     def forward(self, x):
         if not self.training:
@@ -64,8 +71,17 @@ class Centred(nn.Module):
         return x - own
 
 
-def Tracked(outputs):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), Centred(5), nn.Tanh(), nn.Linear(5, outputs))
+def Tracked(outputs, persistent=True):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), Centred(5, persistent), nn.Tanh(), nn.Linear(5, outputs))
+
+
+class Answering(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.net = Tracked(outputs, persistent=False)
+
+    def forward(self, x):
+        return Answer(None, self.net(x))
 """
 TRACKED = {"model": "import:coterie_normed:Tracked"}
 SMALL = {"lr": 0.1, "local_epochs": 1, "batch_size": 7}
@@ -129,6 +145,7 @@ def test_stopped_and_resumed_ends_the_same(engine: str, more: dict[str, Any], tm
         ("apfl", {"local": "norm"}),
         ("splitgp", {"model": "import:coterie_normed:Parted"}),
         ("ditto", TRACKED),
+        ("fedavg", {"model": "import:coterie_normed:Answering"}),
     ],
     ids=str,
 )

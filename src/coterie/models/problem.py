@@ -199,6 +199,7 @@ class Problem:
         for name, layer in layers_of(module):
             layer.frozen = given.get(name) == "frozen" or not layer.training
         for each in own_buffers(module):
+            each.owner.register_buffer(each.short, each.value)  # a part of the model, also where its author saves none
             if given.get(each.name) == "frozen":
                 freeze(each)
         set_mode(module, training=False)

@@ -71,7 +71,12 @@ class ModelToFeed:
         self.scaling: dict[str, list[float]] = self.client.get("scaling") or self.about["scaling"]
         self.dtype: torch.dtype = getattr(torch, self.about["dtype"])
         self.network = make_network(folder).to(self.dtype)
-        self.network.load_state_dict(load_file(folder / self.client["file"]))
+        state = load_file(folder / self.client["file"])
+        held = dict(self.network.named_buffers())
+        for name in held.keys() & (state.keys() - self.network.state_dict().keys()):  # that training changed, unsaved
+            owner, _, short = name.rpartition(".")
+            self.network.get_submodule(owner).register_buffer(short, held[name])
+        self.network.load_state_dict(state)
         self.network.eval()
 
     def features(self, columns: Columns) -> Tensor:
@@ -119,7 +124,8 @@ class ModelToFeed:
         """Apply the network to raw samples ``[rows, ...]``: what it gives, before probabilities are made of it."""
         with torch.no_grad():
             pieces = [self.network(self.prepare(piece)) for piece in x.split(AT_ONCE)]
-        return torch.cat(pieces).flatten(1)
+        # A network may give its outputs beside other things, under the name that is usual for them.
+        return torch.cat([piece if isinstance(piece, Tensor) else piece.logits for piece in pieces]).flatten(1)
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Give the probability of each class ``[rows, classes]``, or of numbers the values ``[rows, 1]``."""
