@@ -76,6 +76,16 @@ class Branching(nn.Module):
         return self.head(x if float(x.detach().sum()) > 1e9 else 2 * x)
 
 
+class Pair(Branching):
+    def forward(self, x):
+        return self.head(self.words(x).mean(1)), x
+
+
+class Dense(nn.Linear):
+    def __init__(self, outputs, device="cpu"):
+        super().__init__(6, outputs, device=device)
+
+
 class Centred(Branching):
     def forward(self, x):
         x = self.words(x).mean(1)
@@ -156,12 +166,37 @@ def test_stopped_and_resumed_ends_the_same(model: str, tmp_path: Path) -> None:
         ("Centred", {}, "depends on the other samples of the batch"),
         ("Centred", {"engine": "loop"}, "depends on the other samples of the batch"),
         ("Recurrent:kind=Nothing", {}, "cannot be made"),
+        (
+            "Pair",
+            {},
+            r"^model 'import:.*:Pair': forward gives a tuple; it must give one tensor, or have it as \.logits",
+        ),
+        (
+            "Dense",
+            {},
+            r"^model '.*' fails on numbers of words of shape \(6,\) .*: a model of words looks them up first",
+        ),
+        ("Dense:device=meta", {}, r"^model '.*': .* has parameters without values"),
+        ("Pair", {"data": "synthetic:clients=5,features=6,classes=3"}, r"it looks words up, but .* with words=true"),
     ],
 )
 def test_a_refused_run_leaves_no_folder(model: str, more: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         launch.begin(config_of(tmp_path, model, **more), tmp_path / "run")
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_word_that_is_rare_is_looked_up_before_the_first_round(engine: str, tmp_path: Path) -> None:
+    """In one sample of the last client's: training would have come to it in the middle of a round, or evaluation."""
+    with np.load(tmp_path / "words.npz") as found:
+        arrays = dict(found)
+    arrays["x"][-1, 2] = 9
+    np.savez(tmp_path / "words.npz", **arrays)
+    words = "the largest number of a word is 9, so an nn.Embedding of words needs 10 entries"
+    with pytest.raises(ModelError, match=words):
+        launch.begin(config_of(tmp_path, "Parted", engine=engine), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

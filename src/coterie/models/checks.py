@@ -69,6 +69,8 @@ def check(module: nn.Module, sample: Tensor | None = None) -> None:
 def _problems(layer: nn.Module) -> Iterator[str]:
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
         yield "has parameters without a shape yet; give its sizes, or run it once on a batch before handing it over"
+    if any(value.is_meta for value in (*layer.parameters(recurse=False), *layer.buffers(recurse=False))):
+        yield "has parameters without values (on the device meta); make it on the CPU"
     taken = type(layer) in PLAIN or isinstance(layer, RowBatchNorm)
     if isinstance(layer, _BatchNorm) and not taken:
         yield "keeps batch statistics in a way of its own; use nn.BatchNorm1d, nn.BatchNorm2d or nn.BatchNorm3d"
@@ -176,7 +178,7 @@ def _twice(trial: nn.Module, given: Tensor, training: bool) -> Tensor:
         for each in own_buffers(trial):
             setattr(each.owner, each.short, before[each.name].clone())
     if not isinstance(passes[0], Tensor):
-        raise ModelError(f"forward gives a {type(passes[0]).__name__}; it must give one tensor of outputs")
+        raise ModelError(f"forward gives a {type(passes[0]).__name__}; it must give one tensor, or have it as .logits")
     # Not by the outputs alone: what is drawn may seldom change them, as with a layer that is now and then left out.
     if randomness.generator_states(given.device) != drawn and _draws(trial, given):
         raise ModelError(f"forward draws random numbers of its own; {_DROPOUT}")

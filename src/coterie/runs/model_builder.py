@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def make_engine(
     dataset, dtype = population.dataset, getattr(torch, config.dtype)
     _refuse_unfit(config, dataset)
     module = make_module(config, dataset)
-    models.check(module)
+    with _reported(_model(config), "a look at its layers"):
+        models.check(module)
     problem = Problem.of(
         module,
         dataset.task,
@@ -163,22 +165,25 @@ def _loss(name: str | None) -> str | PerSampleLoss | None:
 
 def _try_out(config: ExperimentConfig, problem: Problem, samples: Samples, dataset: Dataset) -> None:
     """Run the model and the loss on a few real samples: what cannot work is said before anything is computed."""
-    model = f"model {user_code.as_given(config.model)!r}"
+    model, words = _model(config), samples.x.dtype == torch.int64
     loss = f"loss {user_code.as_given(config.loss or TASKS[dataset.task].loss)!r}"
     client = int(samples.sizes("train").argmax())
     index = samples.splits["train"][client][:4].unsqueeze(0)
     x, y = (value[0] for value in samples.gather(index, index.new_tensor([client])))
-    with _reported(model, f"inputs of shape {dataset.input_shape}"):
+    kind = "numbers of words" if words else "inputs"
+    with _reported(model, f"{kind} of shape {dataset.input_shape}", partial(_remedy, problem.module, samples)):
         models.check(problem.module, x)
         with torch.no_grad():
             outputs = problem.module(x)
+            if words:
+                problem.module(_largest_word(samples).unsqueeze(0).to(x.device))
     single = dataset.task != "multiclass"
     if (single and outputs[0].numel() != 1) or (
         not single and (outputs.dim() != 2 or outputs.shape[1] < dataset.num_outputs)
     ):
         raise ModelError(
             f"{model} gives outputs of shape {tuple(outputs.shape[1:])} for a sample, but "
-            f"{dataset.name!r} needs {dataset.num_outputs}"
+            f"{dataset.name!r} needs {dataset.num_outputs}: a class or function that takes outputs is given that number"
         )
     with _reported(loss, f"outputs of shape {tuple(outputs.shape)}"):
         losses = problem.loss(outputs, y)
@@ -200,15 +205,41 @@ def _refuse_other_than_one_each(loss: str, losses: object, some: object, y: Tens
         raise ConfigError(f"{loss} gives a sample another loss when other samples are there, {wanted} by itself")
 
 
+def _model(config: ExperimentConfig) -> str:
+    return f"model {user_code.as_given(config.model)!r}"
+
+
+def _largest_word(samples: Samples) -> Tensor:
+    """Give the sample, of those that anybody holds, with the largest number of a word."""
+    held = torch.cat([part.flat for part in samples.splits.values()]).to(samples.x.device)
+    largest = torch.cat([samples.x[some].flatten(1).amax(1) for some in held.split(2**14)])
+    return samples.x[held[largest.argmax()]]
+
+
+def _remedy(module: nn.Module, samples: Samples, error: Exception) -> str:
+    """Say what to do where a model is given samples of another kind than it is made for."""
+    words = samples.x.dtype == torch.int64
+    if words and not any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules()):
+        return ": a model of words looks them up first (nn.Embedding), so take another model"
+    if words and isinstance(error, IndexError):
+        most = int(_largest_word(samples).max())
+        return f": the largest number of a word is {most}, so an nn.Embedding of words needs {most + 1} entries"
+    if not words and "scalar types: Long, Int" in str(error):
+        return ": it looks words up, but the data are no words; numbers of words are read with words=true"
+    return ""
+
+
 @contextlib.contextmanager
-def _reported(what: str, on: str) -> Iterator[None]:
-    """Turn whatever the user's own code raises into a sentence."""
+def _reported(what: str, on: str, remedy: Callable[[Exception], str] = lambda error: "") -> Iterator[None]:
+    """Turn whatever the user's own code raises into a sentence, and say of which part of the experiment it speaks."""
     try:
         yield
+    except ModelError as error:
+        raise ModelError(f"{what}: {error}") from error
     except CoterieError:
         raise
     except Exception as error:
-        raise ModelError(f"{what} fails on {on} ({user_code.explain(error)})") from error
+        raise ModelError(f"{what} fails on {on} ({user_code.explain(error)}){remedy(error)}") from error
 
 
 def _poisoned(config: ExperimentConfig, population: Population) -> Tensor | None:
