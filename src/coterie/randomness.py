@@ -98,7 +98,7 @@ Keys = TypeVar("Keys", Tensor, HostKeys)
 """Keys as a tensor, or on the host as a NumPy array, whose operations are several times faster for a few keys."""
 
 
-def generator_states(device: torch.device) -> str:
+def generator_states(device: torch.device) -> tuple[str, str]:
     """Give the states of the global generators that code of the user's may draw from, to tell whether it did.
 
     Parameters
@@ -108,13 +108,13 @@ def generator_states(device: torch.device) -> str:
 
     Returns
     -------
-    str
-        Their digest.
+    tuple[str, str]
+        The digest of PyTorch's, and that of Python's and NumPy's.
     """
     on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     numpys: Any = np.random.get_state()  # noqa: NPY002
     tensors = [each.cpu().numpy().tobytes() for each in (torch.get_rng_state(), *on_device)]
-    return _digest(*tensors, random.getstate(), numpys[1].tobytes(), numpys[2:]).hex()
+    return _digest(*tensors).hex(), _digest(random.getstate(), numpys[1].tobytes(), numpys[2:]).hex()
 
 
 @contextlib.contextmanager

@@ -193,15 +193,30 @@ def _twice(trial: nn.Module, given: Tensor, training: bool) -> Tensor:
     return first
 
 
+class _Seeded(TorchDispatchMode):
+    """While it is entered, notes whether this thread calls an operation that may draw."""
+
+    called = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called = self.called or torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
 def _draws(trial: nn.Module, given: Tensor) -> bool:
     """Return whether generators move on in each of several passes: in some of them another thread may have drawn."""
     kept = {each.name: getattr(each.owner, each.short).clone() for each in own_buffers(trial)}
+    seeded = _Seeded()  # type: ignore[no-untyped-call]
+    torchs = others = True
     for _ in range(_PASSES):
         before = randomness.generator_states(given.device)
-        trial(given)
+        with seeded:
+            trial(given)
         for each in own_buffers(trial):
             setattr(each.owner, each.short, kept[each.name].clone())
-        if randomness.generator_states(given.device) == before:
+        after = randomness.generator_states(given.device)
+        torchs, others = torchs and seeded.called and after[0] != before[0], others and after[1] != before[1]
+        if not (torchs or others):
             return False
     return True
 
