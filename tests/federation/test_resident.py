@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -222,6 +223,42 @@ def test_code_is_named_by_the_silo_itself(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="which is code"):
             Node(agreement, 0, parts(3)[0], tmp_path, means=Means(allow=(f"{spec}s",)))
         assert Node(agreement, 0, parts(3)[0], tmp_path, means=Means(allow=(spec,)))
+
+
+METHOD = """
+from typing import ClassVar
+
+from coterie.algorithms.fedavg import FedAvg
+
+
+class Mine(FedAvg):
+    name: ClassVar[str] = "mine_{number}"
+    title: ClassVar[str] = "Mine"
+    citation: ClassVar[str] = "nobody"
+"""
+
+
+def test_a_method_of_the_members_own_runs_where_each_silo_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for number in (1, 2):
+        (tmp_path / f"methods_of_members_{number}.py").write_text(METHOD.format(number=number))
+    first, second = (f"import:methods_of_members_{number}:Mine" for number in (1, 2))
+    agreed = {"algorithms": ("fedavg", first)}
+    with pytest.raises(ConfigError, match=f"has the method '{first}', which is code that the node would run"):
+        make_federation(tmp_path / "refused", means=Means(allow=(second,)), **agreed)
+    assert "methods_of_members_1" not in sys.modules  # before it was allowed nothing of it ran
+    local = make_federation(tmp_path / "own", means=Means(allow=(first,)), **agreed)
+    found = states(play(local, tmp_path / "own" / "run", "mine_1"))[0]
+    again = states(play(make_federation(tmp_path / "plain"), tmp_path / "plain" / "run"))[0]
+    assert all(torch.equal(value, again[name]) for name, value in found.items())
+    with pytest.raises(ConfigError, match="agrees on fedavg, mine_1 only"):
+        play(local, tmp_path / "own" / "other", "fedprox")
+    with pytest.raises(ConfigError, match="'Missing' is missing in 'methods_of_members_2'"):
+        make_agreement(algorithms=(second.replace("Mine", "Missing"),)).experiment("fedavg", {})
+    with pytest.raises(ConfigError, match="it must be a class of an Algorithm"):
+        make_agreement(algorithms=(second.replace("Mine", "ClassVar"),)).experiment("fedavg", {})
 
 
 def test_node_yaml_says_what_a_node_computes_with(tmp_path: Path) -> None:

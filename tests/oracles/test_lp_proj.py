@@ -215,3 +215,14 @@ def test_refuses_what_cannot_work(name: str) -> None:
 def test_plain_refuses_a_step_that_overshoots() -> None:
     with pytest.raises(ConfigError, match=r"eta \* lam is 3"):
         registry.make("lp_proj", {"lam": 2.0, "eta": 1.5})
+
+
+def test_a_matrix_that_memory_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = 4 * model_size() * 8
+    monkeypatch.setattr(lp_proj, "free_memory", lambda: 2 * needed)
+    classify("lp_proj", LOCAL | {"d_sub": 4})
+    monkeypatch.setattr(lp_proj, "free_memory", lambda: 2 * needed - 1)
+    with pytest.raises(
+        ConfigError, match=r"d_sub is 4: its matrix has .* GiB for a model of \d+ parameters, more than 0.5"
+    ):
+        classify("lp_proj", LOCAL | {"d_sub": 4})

@@ -35,11 +35,21 @@ from coterie.algorithms.base import Batch, ClientContext, Start, Task
 from coterie.algorithms.flame import Consensus, PersonalTraining
 from coterie.algorithms.local_training import refuse_unstable
 from coterie.errors import AlgorithmError, ConfigError
+from coterie.memory import free_memory, gpu_memory
 from coterie.rows import Rows
+
+_MOST_MEMORY = 0.5  # of what is free, for the one matrix
 
 
 def projection_matrix(seed: int, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Make ``P``; the server and all clients make the same one, but for rounding."""
+    needed = rows * columns * torch.empty((), dtype=dtype).element_size()
+    free = gpu_memory(device)[0] if device.type == "cuda" else free_memory()
+    if needed > _MOST_MEMORY * free:
+        raise ConfigError(
+            f"d_sub is {rows}: its matrix has {needed / 2**30:.1f} GiB for a model of {columns} parameters, more than "
+            f"{_MOST_MEMORY:g} of the {free / 2**30:.1f} GiB that are free; take fewer"
+        )
     matrix = torch.empty(rows, columns, dtype=dtype, device=device)
     keys = randomness.keys(seed, "projection", 0, torch.arange(rows, device=device))
     for row, key in enumerate(keys):  # one at a time: the generator's float64 temporaries are several times a row

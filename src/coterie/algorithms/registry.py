@@ -157,6 +157,20 @@ def _from_file(path: Path) -> type[Algorithm]:
     return complete[0]
 
 
+def imported(spec: str) -> type[Algorithm]:
+    """Import and register the class that ``import:package.module:Class`` names."""
+    from coterie.algorithms.base import Algorithm
+
+    found: type[Algorithm] = user_code.load(
+        "algorithm",
+        spec,
+        form="package.module:Class",
+        must_be="a class of an Algorithm",
+        accepts=lambda value: inspect.isclass(value) and issubclass(value, Algorithm),
+    )
+    return register(found)
+
+
 def names() -> list[str]:
     """Return the names of all algorithms.
 

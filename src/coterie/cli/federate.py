@@ -181,10 +181,13 @@ def run(
     else:
         fields |= {"algorithm": what}
     algorithm = str(fields["algorithm"])
+    from coterie.federation import agreement
+
+    agreed = agreement.read(folder / agreement.FILE)
+    agreed.methods()  # of which some may be the members' own
     registry.check(algorithm)
     _need_flower()
     from coterie import options
-    from coterie.federation import agreement
     from coterie.tracking import make_all
 
     values = {
@@ -197,7 +200,7 @@ def run(
         "track": [_placed(each) for each in track or ()],
     }
     plan = options.make(Plan, values, "plan")
-    plan.experiment(agreement.read(folder / agreement.FILE))
+    plan.experiment(agreed)
     path = (out_ or _new_run(folder, algorithm)).absolute()
     if (path / "summary.json").exists():
         raise RunFolderError(f"{path} is finished: choose another --out")

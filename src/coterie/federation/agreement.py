@@ -22,6 +22,7 @@ from coterie.data.table_schema import ColumnSchema, TableSchema, features_of
 from coterie.errors import ConfigError
 from coterie.simulation.privacy import Privacy
 from coterie.tasks import BALANCED, TASKS, TaskName
+from coterie.user_code import IMPORT
 from coterie.yaml_file import read_yaml
 
 FILE = "federation.yaml"
@@ -114,7 +115,9 @@ class Agreement(_Frozen):
     seed: int = Field(1, ge=0, description="the seed of everything that is drawn")
     validation: float = Field(0.1, ge=0, lt=1, description="fraction of a node's training samples held out")
     test_fraction: float = Field(0.2, gt=0, lt=1, description="fraction of a node's samples to test on")
-    algorithms: tuple[str, ...] = Field((), description="methods that nodes agree to run; all registered ones if empty")
+    algorithms: tuple[str, ...] = Field(
+        (), description="methods that nodes agree to run, by name or import:module:Class; all of the library's if empty"
+    )
     privacy: Promise | None = Field(None, description="clipping and noise on what nodes send; none by default")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of every party; decides the last bits of results")
     message_limit_mb: int = Field(512, ge=1, description="no message may be larger")
@@ -160,6 +163,10 @@ class Agreement(_Frozen):
             raise ConfigError(f"{name!r} is not in the roster of {FILE}: members are {', '.join(names)}")
         return names.index(name)
 
+    def methods(self) -> list[str]:
+        """Name the methods that ``algorithms`` agrees on; those of the members' own are imported and made known."""
+        return [registry.imported(spec).name if spec.startswith(IMPORT) else spec for spec in self.algorithms]
+
     def experiment(self, algorithm: str, settings: Mapping[str, Any], **others: Any) -> ExperimentConfig:
         """Make the configuration of a run; ``others`` are further fields of it, such as ``rounds``.
 
@@ -168,11 +175,14 @@ class Agreement(_Frozen):
         there.
         """
         if registry.is_file(algorithm):
-            raise ConfigError(f"algorithm is {algorithm!r}, but a federation runs registered methods, not files")
+            raise ConfigError(
+                f"algorithm is {algorithm!r}, but a federation runs registered methods, not files: name yours in the "
+                f"algorithms of {FILE} as import:package.module:Class"
+            )
         if others.get("matrix"):
             raise ConfigError("matrix is true, but in a federation nobody has everybody's samples: leave it out")
-        if self.algorithms and algorithm not in self.algorithms:
-            allowed = ", ".join(self.algorithms)
+        if self.algorithms and algorithm not in (methods := self.methods()):
+            allowed = ", ".join(methods)
             raise ConfigError(f"algorithm is {algorithm!r}, but {FILE} agrees on {allowed} only")
         fixed = {
             "data": "npz:each-node-its-own",

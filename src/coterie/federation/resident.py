@@ -6,7 +6,7 @@ import contextlib
 import functools
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -198,8 +198,8 @@ def _same(row: Tensor, start: Tensor) -> Tensor:
 
 def check_code(agreement: Agreement, means: Means) -> None:
     """Refuse an agreement that names code which the silo has not allowed in its own ``node.yaml``."""
-    named: Mapping[str, str | None] = {"model": agreement.model, "loss": agreement.loss}
-    for what, spec in named.items():
+    methods = [("method", spec) for spec in agreement.algorithms]
+    for what, spec in (("model", agreement.model), ("loss", agreement.loss), *methods):
         if spec is not None and spec.startswith("import:") and spec not in means.allow:
             raise ConfigError(
                 f"federation.yaml has the {what} {spec!r}, which is code that the node would run: read it, and put "
