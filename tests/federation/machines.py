@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.debian import find_programs
+
 PROGRAMS = {"ip": "iproute2", "ssh-keygen": "openssh-client"}
-HOW = (
-    "these tests make machines of network namespaces: run them as root, with `ip` and `ssh-keygen` (on Debian: apt-get "
-    "install iproute2 openssh-client), where namespaces may be made"
-)
+WHY = "these tests make machines of network namespaces, as root, with `ip` and `ssh-keygen`"
 HOSTS = Path("/etc/netns")  # of what lies here under a namespace's name, `ip netns exec` makes that namespace's /etc
 
 
 def need_machines() -> None:
-    """Find what machines are made with; install it where we may, else skip."""
+    """Find what machines are made with, and skip where they may not be made."""
     if os.geteuid() != 0:
-        pytest.skip(HOW)
-    with (Path(tempfile.gettempdir()) / "coterie-tests-machines.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
-        if missing and shutil.which("apt-get"):
-            quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-            for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
-                done = subprocess.run(
-                    ["apt-get", "--quiet", *command], env=quiet, capture_output=True, check=False, timeout=600
-                )
-                if done.returncode:
-                    break
-    if not all(map(shutil.which, PROGRAMS)):
-        pytest.skip(HOW)
+        pytest.skip(f"{WHY}: run them as root, where namespaces may be made")
+    find_programs(PROGRAMS, WHY)
 
 
 class Switch:
@@ -85,14 +70,14 @@ class Switch:
         done = subprocess.run(["ip", "netns", "add", self.space(machine)], check=False, capture_output=True, text=True)
         if done.returncode:
             self.close()
-            pytest.skip(f"{HOW} ({' '.join(done.stderr.split())})")
+            pytest.skip(f"{WHY}, where these may be made ({' '.join(done.stderr.split())})")
         self._made.append(machine)
 
     def _ip(self, *arguments: str) -> None:
         done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)
         if done.returncode:
             self.close()
-            pytest.skip(f"{HOW} ({' '.join(done.stderr.split())})")
+            pytest.skip(f"{WHY}, where these may be made ({' '.join(done.stderr.split())})")
 
 
 SCAN = """

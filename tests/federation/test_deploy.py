@@ -24,6 +24,7 @@ import yaml
 pytest.importorskip("flwr", reason="flwr is not installed: these tests need coterie[federation]")
 
 from coterie.federation.flower import certificates, processes
+from tests.debian import find_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -108,9 +109,7 @@ class Behind(BaseHTTPRequestHandler):
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[tuple[int, ssl.SSLContext]]:
     """Run the example's nginx, with other files and ports, before something that stands for the gate."""
-    nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-    if nginx is None:
-        pytest.skip("there is no nginx")
+    (nginx,) = find_programs({"nginx": "nginx-light"}, "these tests run the example of a proxy in nginx")
     certificates.make_authority(tmp_path)
     certificates.make_server_certificate(tmp_path, tmp_path, ["fed.example.org", "127.0.0.1"])
     inner = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
