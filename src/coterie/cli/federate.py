@@ -22,7 +22,7 @@ from coterie.algorithms import registry
 from coterie.cli import agreeing, watching
 from coterie.cli.console import err, out
 from coterie.cli.shared_options import EXPERIMENT, Folder, Method, Track, with_fields
-from coterie.errors import ConfigError, RunFolderError
+from coterie.errors import ConfigError, RunFolderError, UnknownName
 from coterie.federation.plan import Plan, of_experiment
 
 if TYPE_CHECKING:
@@ -181,13 +181,10 @@ def run(
     else:
         fields |= {"algorithm": what}
     algorithm = str(fields["algorithm"])
-    from coterie.federation import agreement
-
-    agreed = agreement.read(folder / agreement.FILE)
-    agreed.methods()  # of which some may be the members' own
-    registry.check(algorithm)
+    _check_method(algorithm, folder)
     _need_flower()
     from coterie import options
+    from coterie.federation import agreement
     from coterie.tracking import make_all
 
     values = {
@@ -200,7 +197,7 @@ def run(
         "track": [_placed(each) for each in track or ()],
     }
     plan = options.make(Plan, values, "plan")
-    plan.experiment(agreed)
+    plan.experiment(agreement.read(folder / agreement.FILE))
     path = (out_ or _new_run(folder, algorithm)).absolute()
     if (path / "summary.json").exists():
         raise RunFolderError(f"{path} is finished: choose another --out")
@@ -289,6 +286,19 @@ def _terminated_as_interrupt() -> Iterator[None]:
 
     with signals.handled(stop, signal.SIGTERM):
         yield
+
+
+def _check_method(name: str, folder: Path) -> None:
+    """Refuse a method that is not known; only for one that is not the library's, federation.yaml is looked at."""
+    try:
+        registry.check(name)
+    except UnknownName:
+        if not (folder / "federation.yaml").exists():  # a mistake is said before anything slow is imported
+            raise
+        from coterie.federation import agreement
+
+        agreement.read(folder / agreement.FILE).methods()  # of which some may be the members' own
+        registry.check(name)
 
 
 def _placed(track: str) -> str:
