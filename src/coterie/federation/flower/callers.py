@@ -85,7 +85,7 @@ class Callers:
             self._open.pop(peer).connection.shutdown(socket.SHUT_RDWR)
 
 
-class Door(socket.socket):
+class FrontDoor(socket.socket):
     """A listening socket that tells of every connection that it accepts."""
 
     callers: Callers
@@ -97,14 +97,14 @@ class Door(socket.socket):
         return connection, peer
 
 
-def listen(host: str, port: int, callers: Callers) -> list[Door]:
+def listen(host: str, port: int, callers: Callers) -> list[FrontDoor]:
     """Listen on a port at all addresses of a host."""
-    doors: list[Door] = []
+    doors: list[FrontDoor] = []
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
-            door = Door(family, kind, protocol)
+            door = FrontDoor(family, kind, protocol)
             doors.append(door)
             door.callers = callers
             door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
