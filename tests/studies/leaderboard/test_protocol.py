@@ -61,9 +61,7 @@ def test_a_method_of_ones_own_has_as_many_candidates() -> None:
 
 
 def test_a_file_that_favours_a_method_is_refused(tmp_path: Path) -> None:
-    text = OURS.read_text(encoding="utf-8").replace(
-        "fedacs: {tune: {lr: [0.01, 0.05, 0.2]", "fedacs: {tune: {lr: [0.01]"
-    )
+    text = OURS.read_text(encoding="utf-8").replace("lr: [0.01, 0.05, 0.2], p: [", "lr: [0.01], p: [")
     (tmp_path / "own.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"'own.yaml': the method 'fedacs' would be tuned over 3 combinations"):
         load(tmp_path / "own.yaml")
