@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis  # before any command freezes what the garbage collector knows, by which it looks around
 import pytest
@@ -15,6 +16,7 @@ if os.environ.get("COTERIE_TEST_DEVICE", "cpu") == "cpu":
 
 import torch
 
+from coterie.algorithms import registry
 from coterie.randomness import torch_stream
 
 torch.set_num_threads(1)
@@ -46,6 +48,17 @@ def same_draws_in_any_order() -> Iterator[None]:
     """Whatever a test draws without a stream of its own does not hang on the tests before it."""
     with torch_stream(0, "test"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_test_leaves_a_method_behind() -> Iterator[None]:
+    """A method that a test registers is gone when it ends, lest others count it among Coterie's own."""
+    memories: list[dict[str, Any]] = [registry._registered, registry._handed_over]
+    before = [memory.keys() | registry._ours() for memory in memories]
+    yield
+    for memory, names in zip(memories, before, strict=True):
+        for name in memory.keys() - names:
+            del memory[name]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.errors import ConfigError, UnknownName
 from coterie.options import allowed
 from tests.small_runs import OWN
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    before = dict(registry._registered) if registry.names() else {}
-    yield
-    registry._registered.clear()
-    registry._registered.update(before)
 
 
 @pytest.mark.parametrize("name", registry.names())

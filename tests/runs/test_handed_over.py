@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,17 +65,6 @@ def scaled_loss(scale: float) -> Any:
         return scale * F.cross_entropy(outputs, targets, reduction="none")
 
     return loss
-
-
-@pytest.fixture(autouse=True)
-def _methods_as_before() -> Iterator[None]:
-    """Take out of the registry what a test handed over."""
-    memories: list[dict[str, Any]] = [registry._registered, registry._handed_over]
-    before = [dict(memory) for memory in memories]
-    yield
-    for memory, names in zip(memories, before, strict=True):
-        for name in memory.keys() - names.keys():
-            del memory[name]
 
 
 class Halved(FedAvg):
