@@ -107,6 +107,13 @@ def test_npz_of_images_with_clients(tmp_path: Path) -> None:
     assert loaded.owner is not None and loaded.owner.tolist() == [1, 0, 0, 1]
 
 
+def test_npz_of_series_reaches_the_model_with_times_first(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 6, 5)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, y=np.array([0, 1, 1, 0]))
+    loaded = data.load(f"npz:{tmp_path / 'd.npz'},series=true")
+    assert loaded.input_shape == (6, 5) and np.array_equal(loaded.x.numpy(), x)
+
+
 def test_npz_of_vectors_for_regression(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "d.npz", x=np.array([[1, 2], [3, 6]]), y=np.array([0.5, 1.5]))
     loaded = data.load("npz", path=tmp_path / "d.npz", task="regression", norm="own")
@@ -129,6 +136,9 @@ def test_npz_of_vectors_for_regression(tmp_path: Path) -> None:
         ({"x": [[1.0], [2.0]], "y": ["a", "b"]}, ",task=regression", "not numbers"),
         ({"x": [[1.0], [2.0]], "y": [1, 1]}, "", "1 different values"),
         ({"x": [[1.0], [2.0], [3.0]], "y": [0, 1, 2]}, ",task=binary", "3 different values"),
+        ({"x": [[1.0], [2.0]], "y": [0, 1]}, ",series=true", r"series=true needs \[N, times, features\]"),
+        ({"x": [[[1.0]], [[2.0]]], "y": [0, 1]}, ",series=true,norm=own", "norm=own does not fit series=true"),
+        ({"x": [[[1]], [[2]]], "y": [0, 1]}, ",series=true,words=true", "exclude each other"),
     ],
 )
 def test_npz_refusals(tmp_path: Path, arrays: dict[str, list[object]], options: str, words: str) -> None:

@@ -31,6 +31,7 @@ class NpzSource(UserSource):
     norm: Literal["unit", "own"] = Field("unit", description="unit: pixels in [0, 1]; own: mean 0, deviation 1")
 
     words: bool = Field(False, description="x holds numbers of words (integers), which reach the model as they are")
+    series: bool = Field(False, description="x is [N, times, features], not images: samples reach the model so")
 
     def load(self, folder: Path, seed: int) -> Dataset:
         """Read the arrays."""
@@ -49,6 +50,8 @@ class NpzSource(UserSource):
         owner, names = encode_owner(arrays["client"], str(path)) if "client" in arrays else (None, ())
         if self.words and self.norm == "own":
             raise DataError("norm=own does not fit words=true: numbers of words are not normalised")
+        if self.series and self.norm == "own":
+            raise DataError("norm=own does not fit series=true: it would scale times, not features; scale x beforehand")
         preparation = Preparation((True,) * x.shape[1]) if self.norm == "own" else None
         known: dict[str, Any] = {"owner": owner, "owner_names": names, "preparation": preparation}
         return with_statistics(Dataset(self.text(), x, y, len(x), self.task, classes, (0.0,), (1.0,), **known))
@@ -69,6 +72,8 @@ class NpzSource(UserSource):
             raise DataError(f"the file {path} cannot be read as an .npz of plain arrays: {error}") from None
 
     def _inputs(self, x: npt.NDArray[Any], path: Path) -> Tensor:
+        if self.words and self.series:
+            raise DataError("words=true and series=true exclude each other: x holds numbers of words, or measurements")
         if self.words:
             if not np.issubdtype(x.dtype, np.integer) or x.ndim < 2 or x.min() < 0:
                 raise DataError(f"the array 'x' of {path} must hold numbers of words from 0 on, a row for each sample")
@@ -81,4 +86,6 @@ class NpzSource(UserSource):
                 raise DataError(f"a number in the array 'x' of {path} is missing or infinite")
         if x.ndim < 2:
             raise DataError(f"the array 'x' of {path} has shape {x.shape}, but needs one row for each sample")
-        return torch.from_numpy(x[:, None] if x.ndim == 3 else x)
+        if self.series and x.ndim != 3:
+            raise DataError(f"the array 'x' of {path} has shape {x.shape}, but series=true needs [N, times, features]")
+        return torch.from_numpy(x[:, None] if x.ndim == 3 and not self.series else x)
