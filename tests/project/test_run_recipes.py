@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -22,14 +23,18 @@ RECIPE = recipes.load("fedpg-table2")
 OVER = {"rounds": 2, "eval_every": 1, "clients": 6}
 
 
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    place = importlib.util.spec_from_file_location("run_recipes", PROGRAM)
+def loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    place = importlib.util.spec_from_file_location(path.stem, path)
     assert place is not None and place.loader is not None
     program = importlib.util.module_from_spec(place)
-    monkeypatch.setitem(sys.modules, "run_recipes", program)  # dataclasses look their module up
+    monkeypatch.setitem(sys.modules, path.stem, program)  # dataclasses look their module up
     place.loader.exec_module(program)
     return program
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return loaded(PROGRAM, monkeypatch)
 
 
 def jobs_file(folder: Path, *jobs: dict[str, Any]) -> Path:
@@ -164,3 +169,31 @@ def test_help_says_what_a_job_is(driver: ModuleType, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         driver.main(["--help"])
     assert "split: seeds" in capsys.readouterr().out
+
+
+def test_parts_that_were_run_apart_are_joined_as_if_they_had_been_run_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = loaded(PROGRAM.with_name("join_results.py"), monkeypatch)
+    whole = PROGRAM.parents[1] / "results/recipes/flame-figure8.json"
+    values, text = json.loads(whole.read_text()), whole.with_suffix(".md").read_text()
+    blocks = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    folders = [tmp_path / part["name"] for part in values["parts"]]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        alone = {**values, "parts": [values["parts"][number]], "criteria": []}
+        (folder / whole.name).write_text(json.dumps(alone))
+        (folder / whole.with_suffix(".md").name).write_text(blocks[0] + blocks[number + 1])
+    assert len(folders) > 1
+    for folder in reversed(folders):
+        assert program.main([str(folder), str(tmp_path)]) == 0
+    assert json.loads((tmp_path / whole.name).read_text()) == values
+    assert (tmp_path / whole.with_suffix(".md").name).read_text() == text
+    # Of a part that is there twice the one with fewer seeds does not count, the one with more does.
+    first = values["parts"][0]
+    for count, seeds in ((2, [1, 10]), (6, [*first["seeds"], 7])):
+        (folders[0] / whole.name).write_text(json.dumps({**values, "parts": [{**first, "seeds": seeds}]}))
+        program.main([str(folders[0]), str(tmp_path)])
+        found = json.loads((tmp_path / whole.name).read_text())["parts"]
+        assert [part["name"] for part in found] == [part["name"] for part in values["parts"]]
+        assert (found[0]["seeds"] == seeds) == (count == 6)
