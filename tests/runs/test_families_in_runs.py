@@ -35,6 +35,15 @@ class Recurrent(nn.Module):
         return self.head(F.dropout(out[:, -1], 0.1, self.training))
 
 
+class Measured(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.body, self.head = nn.GRU(2, 3, batch_first=True), nn.Linear(3, outputs)
+
+    def forward(self, x):
+        return self.head(self.body(x)[0][:, -1])
+
+
 class Transformer(nn.Module):
     def __init__(self, outputs, places=False):
         super().__init__()
@@ -198,6 +207,20 @@ def test_a_word_that_is_rare_is_looked_up_before_the_first_round(engine: str, tm
     with pytest.raises(ModelError, match=words):
         launch.begin(config_of(tmp_path, "Parted", engine=engine), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_measurements_over_time_are_series_and_no_images(tmp_path: Path) -> None:
+    draw = randomness.stream(1, "series")
+    x = draw.normal(size=(60, 7, 2)).astype(np.float32)
+    np.savez(tmp_path / "series.npz", x=x, y=(x[:, :, 0].sum(1) > 0).astype(int), client=np.arange(60) % 5)
+    data = f"npz:{tmp_path / 'series.npz'}"
+    with pytest.raises(ModelError, match=r"fails on inputs of shape \(1, 7, 2\) .* is read with series=true"):
+        launch.begin(config_of(tmp_path, "Measured", data=data), tmp_path / "run")
+    ends = []
+    for engine in ("loop", "batched"):
+        config = config_of(tmp_path, "Measured", data=f"{data},series=true", engine=engine, dtype="float64")
+        ends.append(finish(launch.begin(config, tmp_path / engine)).metrics["value"])
+    assert (ends[0] - ends[1]).abs().max() < 1e-10 and ends[0].nunique() > 5
 
 
 def test_the_named_engine_runs_it(tmp_path: Path) -> None:

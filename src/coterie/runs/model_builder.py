@@ -226,6 +226,11 @@ def _remedy(module: nn.Module, samples: Samples, error: Exception) -> str:
         return f": the largest number of a word is {most}, so an nn.Embedding of words needs {most + 1} entries"
     if not words and "scalar types: Long, Int" in str(error):
         return ": it looks words up, but the data are no words; numbers of words are read with words=true"
+    one_channel = samples.x.dim() == 4 and samples.x.shape[1] == 1
+    if one_channel and any(
+        isinstance(layer, nn.RNNBase | nn.Conv1d | nn.MultiheadAttention) for layer in module.modules()
+    ):
+        return ": samples are images of one channel; an .npz of measurements over time is read with series=true"
     return ""
 
 
