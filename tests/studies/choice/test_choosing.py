@@ -120,6 +120,14 @@ def test_on_clients_with_plenty_of_their_own_it_says_train_alone(seed: int, tmp_
     assert len(found.clients) == 6
 
 
+def test_where_a_third_takes_part_who_trains_alone_trains_in_every_round(tmp_path: Path) -> None:
+    """The answer is that of clients with plenty of their own: nobody has to wait for others to train alone."""
+    found = choose(**PLENTY, **QUICK, rounds=12, participation=0.34, out=tmp_path / "choice")
+    assert not found.federate and found.config["participation"] == 1
+    assert found.decision.alone.test > 0.9
+    assert "of which it takes part in 34 %" in found.sentences()[-1]  # what the best of the others would cost
+
+
 # -------------------------------------------------------------------------------------------------- by validation alone
 
 

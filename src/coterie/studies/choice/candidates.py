@@ -122,13 +122,18 @@ def make_candidates(values: Mapping[str, Any], eta: int = ETA) -> Candidates:
             "eval_every": _AT_THE_END,
         }
     )
-    return Candidates(plan, eta)
+    return Candidates(replace(plan, runs=tuple(_always_there(run) for run in plan.runs)), eta)
 
 
 def recommended(config: ExperimentConfig, rounds: int) -> ExperimentConfig:
     """Give the configuration of a candidate as somebody would run it: to its last round, and evaluated on the way."""
     usual = ExperimentConfig.model_fields["eval_every"].default
     return config.model_copy(update={"rounds": rounds, "eval_every": usual})
+
+
+def _always_there(run: PlannedRun) -> PlannedRun:
+    """Let who trains alone train in every round: nobody is away from itself."""
+    return replace(run, config=run.config.model_copy(update={"participation": 1.0})) if is_alone(run) else run
 
 
 def _algorithm(method: Any) -> Any:

@@ -116,6 +116,8 @@ class Decision:
         Bytes that a client sends in a round that it takes part in.
     down
         Bytes that it receives.
+    participation
+        Fraction of the clients that take part in a round of the best federated candidate.
     by_samples
         Whether chance is that of samples (with accuracy) or of clients (with other metrics).
     metric
@@ -143,6 +145,7 @@ class Decision:
     rounds: int
     up: float
     down: float
+    participation: float
     by_samples: bool
     metric: str
 
@@ -198,6 +201,7 @@ def decide(reader: ScoreReader, candidates: Candidates, stages: Sequence[Stage])
         rounds=stages[-1].rounds,
         up=size.summary["bytes"]["up"] / takes_part,
         down=size.summary["bytes"]["down"] / takes_part,
+        participation=participation,
         by_samples=scores.by_samples,
         metric=scores.metric,
     )

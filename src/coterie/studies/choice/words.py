@@ -69,7 +69,7 @@ def findings(decision: Decision) -> list[str]:
 def cost(decision: Decision) -> str:
     """Say what the best federated candidate sends."""
     each = f"{format_bytes(decision.up)} up and {format_bytes(decision.down)} down"
-    rounds, present = decision.best.round, decision.config.participation
+    rounds, present = decision.best.round, decision.participation
     whole = format_bytes((decision.up + decision.down) * rounds * present)
     if present == 1:
         return f"{decision.best.title} sends {each} for each client in a round: {whole} in {rounds} rounds."
