@@ -210,12 +210,24 @@ def test_what_does_not_fit_is_one_sentence(hospitals: Callable[..., tuple[Path, 
     refused(DataError, "which is no number", table.assign(age="old"))
     refused(ConfigError, "rounds is 0, but must be at least 1", table, rounds=0)
     refused(ConfigError, "test_fraction is 1, but must be from 0 to below 1", table, test_fraction=1.0)
+    refused(ConfigError, "test_fraction is nan, but must be from 0 to below 1", table, test_fraction=float("nan"))
+    refused(DataError, "'ward' has a gap in row 0, but none are allowed there: fill it", table.assign(ward=None))
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 3), np.float32), y=np.zeros(4, np.int64))
     refused(DataError, r"shape \[3\]", file="x.npz")
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").write_text("mine")
     with pytest.raises(RunFolderError, match="is there already"):
         personalize(run, new, tmp_path / "there")
+
+
+def test_samples_that_no_model_can_train_on_are_one_sentence(
+    hospitals: Callable[..., tuple[Path, Path]], tmp_path: Path
+) -> None:
+    run, new = hospitals("fedacs", {"lr": LR}, dtype="float32", model="mlp:hidden=32")
+    pd.read_csv(new).assign(systolic=1e30).to_csv(tmp_path / "far.csv", index=False)
+    with pytest.raises(DataError, match=r"NaN or infinite on the samples in .*far\.csv: look for numbers that are far"):
+        personalize(run, tmp_path / "far.csv", tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
 
 
 def test_a_method_without_personal_models_says_what_to_do(tmp_path: Path) -> None:

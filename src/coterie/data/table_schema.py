@@ -222,7 +222,8 @@ def encode(frame: pd.DataFrame, schema: TableSchema) -> tuple[list[Feature], lis
             features.append(Feature(name, values, column.kind != "boolean", fill, column.bounds))
         if column.gaps == "none":
             if gaps.any():
-                problems.append(f"column {name!r} has a gap in row {int(gaps.argmax())}, but the schema says none")
+                where = f"column {name!r} has a gap in row {int(gaps.argmax())}"
+                problems.append(f"{where}, but none are allowed there: fill it, or leave the row out")
         elif column.indicator:
             features.append(Feature(f"{name}{MISSING}", gaps.astype(np.float64)))
     return features, problems

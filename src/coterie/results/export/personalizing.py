@@ -15,7 +15,7 @@ from coterie import randomness
 from coterie.data.dataset import Dataset
 from coterie.data.partitions import Ragged, Shares
 from coterie.data.statistics import prepared
-from coterie.errors import ConfigError, DataError, RunFolderError
+from coterie.errors import ConfigError, DataError, Diverged, RunFolderError
 from coterie.results.export.model_folder import Exported, ModelFolder, drafted, opened
 from coterie.results.export.newcomer_data import read_newcomer
 from coterie.results.export.predictors import predictor
@@ -75,6 +75,8 @@ def personalize(
     ------
     ConfigError
         If the method makes no personal models, or predicts in a way of its own.
+    DataError
+        If the samples are not as the run's, or a model that trains on them is no longer finite.
     RunFolderError
         If the run's folder does not say what its samples are, or the new folder cannot be written.
     """
@@ -88,18 +90,25 @@ def personalize(
     algorithm = restored.parts.simulation.algorithm
     if not algorithm.has_personal:
         raise ConfigError(f"{algorithm.title} makes no personal models: use coterie export {result.path} --best global")
-    for what, value, least in (("rounds", rounds, 1), ("test_fraction", test_fraction, 0)):
-        if value is not None and (value < least or (what == "test_fraction" and value >= 1)):
-            raise ConfigError(f"{what} is {value:g}, but must be {'at least 1' if least else 'from 0 to below 1'}")
+    if rounds is not None and rounds < 1:
+        raise ConfigError(f"rounds is {rounds}, but must be at least 1")
+    if test_fraction is not None and not 0 <= test_fraction < 1:
+        raise ConfigError(f"test_fraction is {test_fraction:g}, but must be from 0 to below 1")
     dataset, said = read_newcomer(Path(data), inputs, restored.config.data, label)
     fraction = (restored.config.test_fraction or _TEST) if test_fraction is None else test_fraction
     _refuse_too_few(Path(data), len(dataset), restored.config.validation, fraction)
     parts = restored.joined_by(_population(restored, dataset, fraction))
     number = len(parts.population.shares) - 1
     client = torch.tensor([number], device=parts.engine.device)
-    with torch.no_grad():
-        rows = parts.simulation.adapt(client, restored.config.rounds, rounds or max(1, restored.config.adapt_rounds))
-        scores = Scorer(parts.simulation, client, client[:0]).score({"personal": rows})
+    lasting = rounds or max(1, restored.config.adapt_rounds)
+    try:
+        with torch.no_grad():
+            rows = parts.simulation.adapt(client, restored.config.rounds, lasting)
+            scores = Scorer(parts.simulation, client, client[:0]).score({"personal": rows})
+    except Diverged:
+        raise DataError(
+            f"the model became NaN or infinite on the samples in {data}: look for numbers that are far from the run's"
+        ) from None
     found = predictor(parts, {key: value[0] for key, value in rows.items()})
     if found is None:
         raise ConfigError(
