@@ -27,9 +27,10 @@ from coterie.randomness import stream
 from coterie.results import ClientGains, Result
 from coterie.runs.experiment import Experiment
 from coterie.simulation.simulation import Simulation
-from coterie.studies.choice import Budget, Choice, choose, make_candidates
+from coterie.studies.choice import Budget, Choice, choose, make_candidates, words
 from coterie.studies.choice import decision as decision_module
 from coterie.studies.choice import stages as stages_module
+from coterie.studies.choice.page import yaml_text
 from coterie.studies.choice.stages import Stage, StagePlayer, read_stages
 from coterie.studies.choice.validation import Contender, ScoreReader, ValidationScores, read_scores
 from coterie.studies.comparison import compare, make_plan
@@ -360,6 +361,20 @@ def of_clients(*verdicts: str) -> ClientGains:
 def test_when_to_federate(pvalue: float, gain: float, clients: ClientGains, federate: bool, words: str) -> None:
     reasons, found = decision_module._reasons(pvalue, gain, clients)
     assert found is federate and words in " ".join(reasons)
+
+
+def test_where_two_models_answer_alike_nothing_is_said_of_what_could_be_told(grouped: Choice) -> None:
+    said = [*words.findings(grouped.decision), *words.findings(replace(grouped.decision, detectable=0.0))]
+    told, alike = [line for line in said if "Chance would give" in line]
+    assert f"could not have told less than {grouped.decision.detectable:.4f} from chance." in told
+    assert alike.endswith("; on validation samples the two do not differ at all.")
+
+
+def test_a_clients_name_of_several_lines_does_not_reach_into_the_file(grouped: Choice) -> None:
+    own = grouped.decision.clients
+    named = replace(own, clients=own.clients.assign(name="one\nrounds: 1000", verdict="helped"))
+    text = yaml_text(replace(grouped.decision, clients=named))
+    assert "one rounds: 1000" in text and yaml.safe_load(text)["rounds"] == grouped.config["rounds"]
 
 
 def test_bytes_are_those_of_a_client_in_a_round(grouped: Choice) -> None:

@@ -76,7 +76,7 @@ def yaml_text(decision: Decision) -> str:
     lines = [words.headline(decision), *words.reasons(decision), *words.findings(decision), words.cost(decision)]
     if decision.config.data.startswith(OBJECT) or decision.config.model.startswith(OBJECT):
         lines.append("Data or model were objects of a program: hand them over again, as coterie.run takes them.")
-    head = "".join(f"# {line}\n" for line in lines)
+    head = "".join(f"# {' '.join(line.split())}\n" for line in lines)  # a client's name may have several lines
     return head + _as_yaml(decision.config)
 
 

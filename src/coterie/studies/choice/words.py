@@ -53,14 +53,16 @@ def findings(decision: Decision) -> list[str]:
     else:
         lines.append(f"Who is helped or harmed beyond chance can be said of accuracy alone, not of {decision.metric}.")
     what = "validation samples" if decision.by_samples else "clients"
+    least = f"validation samples alone could not have told less than {decision.detectable:.4f} from chance"
+    if not decision.detectable > 0:
+        least = "on validation samples the two do not differ at all"
     method = best.title.partition(",")[0]
     lines += [
         f"How sure the method is: {method} has the best score of all that federate in {_percent(decision.sure)} of the "
         f"draws of other {what}.",
         f"Chance would give the best of so many candidates such a gain on validation samples in "
         f"{_percent(decision.validation_pvalue)} of the cases, and this one such a gain on test samples in "
-        f"{_percent(decision.test_pvalue)}; validation samples alone could not have told less than "
-        f"{decision.detectable:.4f} from chance.",
+        f"{_percent(decision.test_pvalue)}; {least}.",
         *(f"{edge}." for edge in decision.edges),
     ]
     return lines
