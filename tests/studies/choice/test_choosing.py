@@ -194,6 +194,17 @@ def test_rounds_that_let_those_behind_catch_up_are_not_worth_more() -> None:
     scores = scores_of(units, ("a", 2, 0.5), ("a", 6, 0.5), ("b", 2, 0.5), ("b", 6, 0.5))
     assert not scores.improved(2, [{"a", "b"}])
     assert scores.improved(2, [{"a"}, {"b"}])  # each the best of its side
+    assert not scores.climbs(2, {"a", "b"})  # the ten that it still lacks are more than three standard errors
+
+
+def test_one_that_has_come_up_to_the_best_is_waited_for() -> None:
+    """On 100 samples: a has 80 before and after; b has 79 now, behind by one standard error, and had so many less."""
+    for gained, climbs in ((4, False), (5, True)):
+        units = np.zeros((100, 4))
+        units[:80, 0] = units[:80, 1] = units[: 79 - gained, 2] = units[:79, 3] = 1.0
+        scores = scores_of(units, ("a", 2, 0.5), ("a", 6, 0.5), ("b", 2, 0.5), ("b", 6, 0.5))
+        assert not scores.improved(2, [{"a", "b"}])
+        assert scores.climbs(2, {"a", "b"}) is climbs and not scores.climbs(2, {"a"}) and not scores.climbs(6, {"b"})
 
 
 def test_scores_are_means_over_clients_of_their_own_means(tiny: Choice) -> None:
@@ -216,6 +227,36 @@ def test_stages_go_as_planned_and_no_round_is_played_twice(tiny: Choice) -> None
             end = max(each.rounds for each in tiny.stages if run in each.runs)
             timings = Result(tiny.path / "runs" / run).timings
             assert timings["round"].tolist() == list(range(1, end + 1))
+
+
+def ways_back(**values: Any) -> dict[str, set[Any]]:
+    found: dict[str, set[Any]] = {}
+    for run in make_candidates({**GROUPED, **values}).plan.runs:
+        found.setdefault(run.method, set()).add(run.candidate.get("returning", "not tried"))
+    return found
+
+
+def test_ways_back_are_tried_where_some_are_away() -> None:
+    names = ["fedavg", "fedacs", "flame"]
+    tried = {"local": {"not tried"}, "fedavg": {"not tried"}}
+    assert ways_back(methods=names, participation=0.5) == tried | {
+        "fedacs": {"own", "mixture"},
+        "flame": {"own", "consensus"},
+    }
+    assert ways_back(methods=names) == tried | {"fedacs": {"not tried"}, "flame": {"not tried"}}
+    own = {"algorithm": "fedacs", "settings": {"returning": "mixture"}}
+    assert ways_back(methods=["fedavg", own], participation=0.5) == tried | {"fedacs": {"not tried"}}
+    few = {"algorithm": "fedacs", "tune": {"returning": ["own"]}}
+    assert ways_back(methods=["fedavg", few], participation=0.5) == tried | {"fedacs": {"own"}}
+
+
+def test_on_grouped_clients_of_whom_a_third_is_present_the_way_back_that_helps_is_found(tmp_path: Path) -> None:
+    """FedAvg-FT is as good as it gets after 6 rounds, when FedACS with the mixture has come up to it."""
+    wanted = {**QUICK, "methods": ["fedavg_ft", "fedacs"], "participation": 0.34}
+    found = choose(**GROUPED, **wanted, rounds=24, out=tmp_path / "choice")
+    assert found.federate and found.config["algorithm"] == "fedacs" and found.stages[-1].rounds == 24
+    assert found.config["settings"]["returning"] == "mixture" and found.config["participation"] == 0.34
+    assert found.decision.best.test > found.decision.alone.test + 0.1
 
 
 def test_the_file_makes_what_was_chosen(tiny: Choice, tmp_path: Path) -> None:

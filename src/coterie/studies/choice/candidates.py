@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from coterie.algorithms import registry
 from coterie.config import ExperimentConfig
@@ -85,7 +85,8 @@ def is_alone(run: PlannedRun) -> bool:
 def make_candidates(values: Mapping[str, Any], eta: int = ETA) -> Candidates:
     """Make the candidates of named values, as :func:`coterie.choose` takes them.
 
-    What is missing is added: training alone as a method, and learning rates where nothing says what they are.
+    What is missing is added: training alone as a method, and learning rates where nothing says what they are; where not
+    all take part in every round, also the ways in which a method lets a client return, where it has several.
     """
     values = dict(values)
     if not isinstance(eta, int) or isinstance(eta, bool) or eta < 2:
@@ -107,8 +108,14 @@ def make_candidates(values: Mapping[str, Any], eta: int = ETA) -> Candidates:
         tune = {"lr": list(RATES), **tune}
     # A method that says its own learning rate is not given others.
     if "lr" in tune:
-        tunes = tune.pop("lr")
-        methods = [_tuned(method, tunes) for method in methods]
+        rates = tune.pop("lr")
+        methods = [_tuned(method, "lr", rates) for method in methods]
+    if _some_are_away(values) and "returning" not in {
+        *tune,
+        *values,
+        *(settings if isinstance(settings, Mapping) else ()),
+    }:
+        methods = [_tuned(method, "returning") for method in methods]
     held_out = values.get("validation")
     if held_out == 0:
         raise ConfigError("validation is 0, but methods are chosen on validation samples: hold some out")
@@ -141,12 +148,18 @@ def _algorithm(method: Any) -> Any:
     return getattr(given, "name", given)
 
 
-def _tuned(method: Any, rates: list[float]) -> Any:
-    """Give a method learning rates, unless it has none or says its own."""
+def _some_are_away(values: Mapping[str, Any]) -> bool:
+    present = values.get("participation")
+    return isinstance(present, int | float) and present < 1
+
+
+def _tuned(method: Any, name: str, tried: Any = None) -> Any:
+    """Let values of a setting be tried, all that it may have by default, unless a method lacks it or says its own."""
     own = dict(method) if isinstance(method, Mapping) else {"algorithm": method}
     given, settings = own.get("algorithm"), own.get("settings")
-    says = "lr" in own or (isinstance(settings, Mapping) and "lr" in settings) or not isinstance(given, str | type)
+    says = name in own or (isinstance(settings, Mapping) and name in settings) or not isinstance(given, str | type)
     fields = registry.get(given).model_fields if isinstance(given, str) else getattr(given, "model_fields", {})
-    if says or "lr" not in fields or "lr" in (own.get("tune") or {}):
+    if says or name not in fields or name in (own.get("tune") or {}):
         return method
-    return {**own, "tune": {"lr": rates, **(own.get("tune") or {})}}
+    tried = list(get_args(fields[name].annotation)) if tried is None else tried
+    return {**own, "tune": {name: tried, **(own.get("tune") or {})}}

@@ -177,7 +177,8 @@ def choose(
         The methods that compete, by default those of ``coterie.studies.choice.METHODS``; each a name, a class, an
         object, or a mapping with ``algorithm``, ``settings`` and ``tune``. ``"local"`` is added where it is missing.
     tune
-        Parameters with values to try for all methods, by default ``{"lr": [0.01, 0.03, 0.1, 0.3]}``.
+        Parameters with values to try for all methods, by default ``{"lr": [0.01, 0.03, 0.1, 0.3]}``; with a
+        ``participation`` below 1 also ``returning``, what who was away comes back to, where a method lets one choose.
     eta
         One in so many candidates stays after each stage, and plays on to so many times the rounds.
     out

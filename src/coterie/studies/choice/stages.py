@@ -68,7 +68,7 @@ class Stage:
         Who plays the next stage, if there is one.
     improved
         Whether the best of what federates, or of training alone, is better than the best of the same candidates was
-        before it, so that more rounds are worth their time.
+        before it, so that more rounds are worth their time; with some clients away, also whether one has come up to it.
     ended
         Whether it has come to its end.
     """
@@ -206,6 +206,9 @@ class StagePlayer:
             }
             staying = tuple(run for run in staying if run in kept)
         improved = stage.number < _ALWAYS or scores.improved(self.stages[-2].rounds, sides.values())
+        if not improved and any(run.config.participation < 1 for run in self.candidates.plan.runs):
+            # Who trains in few of the rounds is slow to show what it can: one that comes up to the best is waited for.
+            improved = scores.climbs(self.stages[-2].rounds, federated)
         return replace(stage, ranking=tuple(ranking), diverged=diverged, staying=staying, improved=improved, ended=True)
 
     def _placed(self, scores: ValidationScores, runs: set[str]) -> list[Placed]:

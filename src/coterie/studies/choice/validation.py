@@ -128,11 +128,22 @@ class ValidationScores:
         """
         for side in sides:
             then, now = self.ranking(side, since), self.ranking(side)
-            if then and now:
-                ahead = self._ahead(now[0], then[0])
-                if self._weights @ ahead > _BEYOND_CHANCE * self._spread(ahead) + _ROUNDING:
-                    return True
+            if then and now and self._is_better(now[0], then[0]):
+                return True
         return False
+
+    def climbs(self, since: int, side: set[str]) -> bool:
+        """Say whether a run that is as good as the first of its side is better than it was itself after a round."""
+        first = self.best(side)
+        for run in side:
+            then, now = self.ranking({run}, since), self.best({run})
+            if first and then and now and self.as_good(now, first) and self._is_better(now, then[0]):
+                return True
+        return False
+
+    def _is_better(self, contender: Contender, other: Contender) -> bool:
+        ahead = self._ahead(contender, other)
+        return bool(self._weights @ ahead > _BEYOND_CHANCE * self._spread(ahead) + _ROUNDING)
 
     def _highest(self, contenders: Sequence[Contender]) -> Contender:
         return max(contenders, key=lambda each: (self.sign * each.score, -each.loss))
