@@ -558,11 +558,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{sum(job.seconds * job.slots for job in jobs):,.0f} s in {len(jobs)} jobs")
         return 0
     driver = Driver(jobs, work, out, args.processes, args.deadline, args.grace)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, driver.stop)
-    with shared_gpu(work, not args.no_mps) as said:
-        driver.log(said)
-        return 1 if driver.run() else 0
+    before = {number: signal.signal(number, driver.stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with shared_gpu(work, not args.no_mps) as said:
+            driver.log(said)
+            return 1 if driver.run() else 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

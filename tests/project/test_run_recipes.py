@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -118,10 +119,11 @@ def test_commands_stand_beside_recipes_and_the_deadline_stops_them(driver: Modul
         {"name": "never", "command": ["{python}", "-c", "pass"], "priority": 8},
         {"name": "lacking", "command": ["{python}", "-c", "pass"], "priority": 1, "needs": str(tmp_path / "missing")},
     ]
-    work, began = tmp_path / "work", time.monotonic()
+    work, began, asked = tmp_path / "work", time.monotonic(), signal.getsignal(signal.SIGTERM)
     arguments = [str(jobs_file(tmp_path, *jobs)), "--work", str(work), "--processes", "1", "--deadline", "5"]
     assert driver.main([*arguments, "--grace", "1"]) == 1
     assert time.monotonic() - began < 60
+    assert signal.getsignal(signal.SIGTERM) == asked, "signals are the caller's again"
     assert (work / "results/one/one.txt").read_text() == "kept"
     log = (work / "results/log.txt").read_text()
     assert log.index("bad begins") < log.index("one begins"), "the longest comes first"
