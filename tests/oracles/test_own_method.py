@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from coterie.simulation.simulation import Simulation
 from coterie.studies.comparison import compare, load_results, make_plan
 from coterie.studies.leaderboard.protocol import load
 from tests import small_runs
+from tests.documents import ROOT, TEXT
 from tests.support import classification, everyone, play, samples_of, simulate, small_model
 
 METHOD = str(Path(__file__).resolve().parents[2] / "benchmarks/own_method.py")
@@ -330,3 +332,10 @@ def test_the_table_of_parts_has_what_was_measured() -> None:
     ]
     wanted = "| | a | b |\n|---|---:|---:|\n| whole | 50.0 / 25.0 | 75.0 / 100.0 |\n| less | – | 12.5 / 6.2 |"
     assert program.table(rows) == wanted
+
+
+def test_the_page_has_what_the_parts_gave() -> None:
+    program = parts_program()
+    found = json.loads((ROOT / "results/own_method_parts.json").read_text(encoding="utf-8"))
+    assert tuple(found["seeds"]) == program.SEEDS and {row["part"] for row in found["rows"]} == set(program.PARTS)
+    assert program.table(found["rows"]) in TEXT["docs/own_method.md"]
