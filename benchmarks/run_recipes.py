@@ -212,7 +212,8 @@ def gather(jobs: Sequence[Job], work: Path, out: Path) -> int:
         if not ended:
             print(f"no seed of {name} is complete")
             continue
-        verdicts = [_of_those_run(verdict, ended, jobs[0]) for verdict in recipes.judge(recipe, ended, jobs[0].quick)]
+        quick, over_all = jobs[0].quick, jobs[0].over
+        verdicts = [of_those_run(each, ended, quick, over_all) for each in recipes.judge(recipe, ended, quick)]
         outcome = recipes.RecipeOutcome(recipe, jobs[0].quick, tuple(ended), tuple(verdicts))
         stem = f"{name}-quick" if jobs[0].quick else name
         write_json(out / f"{stem}.json", recipes.plain(outcome))
@@ -221,10 +222,12 @@ def gather(jobs: Sequence[Job], work: Path, out: Path) -> int:
     return 0
 
 
-def _of_those_run(verdict: recipes.Verdict, ended: Sequence[recipes.PartOutcome], job: Job) -> recipes.Verdict:
+def of_those_run(
+    verdict: recipes.Verdict, ended: Sequence[recipes.PartOutcome], quick: bool, over: Mapping[str, Any]
+) -> recipes.Verdict:
     """Leave open what is said of all methods where not all of them were run."""
     named = {address.method for term in verdict.criterion.terms for address in term.cells}
-    every = [{*recipes.planned(found.part, quick=job.quick, over=job.over).methods} for found in ended]
+    every = [{*recipes.planned(found.part, quick=quick, over=dict(over)).methods} for found in ended]
     lacking = [
         methods - {*found.plan.methods, *verdict.criterion.leave_out}
         for found, methods in zip(ended, every, strict=True)

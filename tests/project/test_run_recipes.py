@@ -176,6 +176,7 @@ def test_help_says_what_a_job_is(driver: ModuleType, capsys: pytest.CaptureFixtu
 def test_parts_that_were_run_apart_are_joined_as_if_they_had_been_run_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.syspath_prepend(PROGRAM.parent)
     program = loaded(PROGRAM.with_name("join_results.py"), monkeypatch)
     whole = PROGRAM.parents[1] / "results/recipes/flame-figure8.json"
     values, text = json.loads(whole.read_text()), whole.with_suffix(".md").read_text()
@@ -193,9 +194,36 @@ def test_parts_that_were_run_apart_are_joined_as_if_they_had_been_run_together(
     assert (tmp_path / whole.with_suffix(".md").name).read_text() == text
     # Of a part that is there twice the one with fewer seeds does not count, the one with more does.
     first = values["parts"][0]
-    for count, seeds in ((2, [1, 10]), (6, [*first["seeds"], 7])):
+    for seeds, counts in (([1, 10], False), ([*first["seeds"], 7], True)):
         (folders[0] / whole.name).write_text(json.dumps({**values, "parts": [{**first, "seeds": seeds}]}))
         program.main([str(folders[0]), str(tmp_path)])
         found = json.loads((tmp_path / whole.name).read_text())["parts"]
         assert [part["name"] for part in found] == [part["name"] for part in values["parts"]]
-        assert (found[0]["seeds"] == seeds) == (count == 6)
+        assert (found[0]["seeds"] == seeds) is counts
+
+
+def test_what_is_said_of_all_methods_stays_open_where_one_of_them_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(PROGRAM.parent)
+    program = loaded(PROGRAM.with_name("join_results.py"), monkeypatch)
+    whole = PROGRAM.parents[1] / "results/recipes/fedamp-table3.json"
+    statuses = []
+    for left_out in ("", "FedAvg-FT"):
+        new = tmp_path / f"without-{left_out}"
+        new.mkdir()
+        values = json.loads(whole.read_text())
+        for part in values["parts"]:
+            part["cells"] = [cell for cell in part["cells"] if cell["method"] != left_out]
+        (new / whole.name).write_text(json.dumps(values))
+        (new / whole.with_suffix(".md").name).write_text(whole.with_suffix(".md").read_text())
+        (tmp_path / f"joined-{left_out}").mkdir()
+        assert program.main([str(new), str(tmp_path / f"joined-{left_out}")]) == 0
+        found = json.loads((tmp_path / f"joined-{left_out}" / whole.name).read_text())["criteria"]
+        statuses += [each["status"] for each in found if each["name"] == "message-passing-above-all"]
+    assert statuses == ["fails", "open"]
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong/fedamp-table9.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        program.main([str(tmp_path / "wrong"), str(tmp_path)])
+    assert "there is no recipe 'fedamp-table9'" in capsys.readouterr().err

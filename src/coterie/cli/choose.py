@@ -68,7 +68,8 @@ def choose(
         Texts,
         typer.Option(
             metavar="KEY=A,B,...",
-            help="Values of a parameter to try for all methods; may be repeated. By default lr=0.01,0.03,0.1,0.3.",
+            help="Values of a parameter to try for all methods; may be repeated. By default lr=0.01,0.03,0.1,0.3; "
+            "with a participation below 1 also both ways back (returning) of methods that have them.",
             rich_help_panel=METHOD,
         ),
     ] = None,

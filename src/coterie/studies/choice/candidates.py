@@ -104,17 +104,15 @@ def make_candidates(values: Mapping[str, Any], eta: int = ETA) -> Candidates:
         raise ConfigError("methods has 'local' alone, but a choice needs something to compare it with: name more")
     tune = dict(values.pop("tune", None) or {})
     settings = values.get("settings") or {}
-    if "lr" not in tune and values.get("lr") is None and not (isinstance(settings, Mapping) and "lr" in settings):
+    said = {*tune, *(settings if isinstance(settings, Mapping) else ())}
+    said |= {name for name, value in values.items() if value is not None}
+    if "lr" not in said:
         tune = {"lr": list(RATES), **tune}
     # A method that says its own learning rate is not given others.
     if "lr" in tune:
         rates = tune.pop("lr")
         methods = [_tuned(method, "lr", rates) for method in methods]
-    if _some_are_away(values) and "returning" not in {
-        *tune,
-        *values,
-        *(settings if isinstance(settings, Mapping) else ()),
-    }:
+    if _some_are_away(values) and "returning" not in said:
         methods = [_tuned(method, "returning") for method in methods]
     held_out = values.get("validation")
     if held_out == 0:
