@@ -14,7 +14,7 @@ from contextvars import ContextVar
 
 import torch
 
-_SLEEPING, _SPINNING = 16 * 10**6, 3 * 10**6  # multiplications of a pass that a thread must have to be worth its waking
+_SLEEPING, _SPINNING = 16 * 10**6, 3 * 10**6  # multiplications, where other threads sleep meanwhile or wait busily
 
 _most: ContextVar[int | None] = ContextVar("most", default=None)
 
@@ -24,12 +24,16 @@ def available() -> int:
     return _most.get() or torch.get_num_threads()
 
 
+def worth_waking() -> int:
+    """Give how many multiplications a thread must have to be worth its waking."""
+    return _SLEEPING if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE" else _SPINNING
+
+
 @contextlib.contextmanager
 def paid_by(multiplications: int) -> Iterator[None]:
     """Compute with as many threads as so many multiplications pay for, and no more than there are."""
     most = available()
-    sleeping = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
-    paid = max(1, min(most, multiplications // (_SLEEPING if sleeping else _SPINNING)))
+    paid = max(1, min(most, multiplications // worth_waking()))
     before, token = torch.get_num_threads(), _most.set(most)
     torch.set_num_threads(paid)
     try:

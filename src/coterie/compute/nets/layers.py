@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie import kernels
+from coterie.compute.nets import products
 from coterie.compute.nets.fusion import Fusion, finished, pooled, side_by_side
 from coterie.rows import Rows
 
@@ -37,11 +38,12 @@ def few_samples(batch: Tensor, most: int) -> bool:
 
 
 def _linear(layer: nn.Linear, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:
-    if rows == 1:  # PyTorch shares the rows of a batched product among threads, but not the product of a single row
-        shift = weights["bias"].squeeze(0) if "bias" in weights else None
-        return F.linear(x, weights["weight"].squeeze(0), shift)
     batch = x.reshape(rows, -1, x.shape[-1])
     weight, bias = weights["weight"], weights.get("bias")
+    if products.goes_by_rows(batch, weight):
+        return products.linear(batch, weight, bias).view(*x.shape[:-1], weight.shape[1])
+    if rows == 1:  # PyTorch shares the rows of a batched product among threads, but not the product of a single row
+        return F.linear(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
     # The fused step of GradientTap changes the weights itself, so that the kernel needs no gradient for them.
     if few_samples(batch, 64) and not weight.requires_grad and kernels.usable(batch, weight):
         from coterie.kernels.linear import apply

@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from coterie import kernels
 from coterie.compute import cpu_threads
+from coterie.compute.nets import products
 from coterie.compute.nets.layers import STACKED, few_samples
 from coterie.models.recurrent import AffineMaps
 from coterie.rows import Rows
@@ -52,7 +53,9 @@ class GradientTap:
             descend_(weight, self.weights.get("bias"), entered, gradient, rate, kernels.precision())
             return
         step = gradient * -rate.unsqueeze(-1)
-        if not weight.is_cuda and weight[0].numel() < 2**16 and cpu_threads.available() > 1:
+        if products.goes_by_rows(step.transpose(1, 2), entered.transpose(1, 2)):
+            weight.add_(products.linear(step.transpose(1, 2), entered.transpose(1, 2)))
+        elif not weight.is_cuda and weight[0].numel() < 2**16 and cpu_threads.available() > 1:
             # In place, PyTorch updates the rows of a matrix with gaps between them one after another on a CPU. For
             # small weights a product of its own, whose rows are shared among the threads, and a sum are faster.
             weight.add_(torch.bmm(step.transpose(1, 2), entered))
