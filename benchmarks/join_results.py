@@ -1,10 +1,12 @@
-"""Results of a recipe whose parts were run at different times, as one.
+"""Results of a recipe that was run at different times, as one.
 
     python benchmarks/join_results.py NEW results/recipes
 
 ``NEW`` has ``NAME.json`` and ``NAME.md`` as ``run_recipes.py`` writes them. Their parts are put among those of the same
-recipe in the other folder; of a part that is in both, the longer run counts, then the one with more methods, then the
-one with more seeds, and ``NEW``'s where they are alike. Criteria are judged anew, by all parts together.
+recipe in the other folder. Of a part that is in both, the runs are put together where both files keep what was read off
+each run, and were made alike: so seeds and methods may be run one after another, on different days and machines. Else
+the longer run counts, then the one with more methods, then the one with more seeds, and ``NEW``'s where they are alike.
+Criteria are judged anew, by all parts together.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from run_recipes import of_those_run
-
 from coterie.errors import ConfigError, CoterieError
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.studies import recipes
 from coterie.studies.recipes.ledger.records import PartRecord, outcome_of
+from coterie.studies.recipes.readings import read_values
+from coterie.studies.recipes.run_numbers import RunNumbers
 from coterie.tables import escape_markdown
+
+_ALIKE = ("at", "grid", "data", "partition", "model", "clients", "rounds", "participation", "validation", "precision")
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,18 @@ class FoundPart:
         record = self.record
         return record.ran, record.rounds, len(record.methods), len(record.seeds)
 
+    @property
+    def runs(self) -> dict[str, Any]:
+        """What was read off each run, by name; older files do not keep it."""
+        return dict(self.record.values.get("runs", {}))
+
 
 def read(path: Path) -> dict[str, FoundPart]:
     """Read the parts of one result, by name."""
     whole = read_json(path)
     if whole["quick"]:
         raise ConfigError(f"{path} is of a quick version, which decides nothing")
-    blocks = re.split(r"^(?=## )", path.with_suffix(".md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    blocks = _sections(path.with_suffix(".md").read_text(encoding="utf-8"))
     sections = {block.split("\n", 1)[0]: block for block in blocks}
     return {
         part["name"]: FoundPart(PartRecord(path.name, part), sections[f"## {escape_markdown(part['title'])}"])
@@ -53,20 +62,58 @@ def read(path: Path) -> dict[str, FoundPart]:
     }
 
 
+def _sections(text: str) -> list[str]:
+    return re.split(r"^(?=## )", text, flags=re.MULTILINE)
+
+
 def joined(recipe: recipes.Recipe, *found: dict[str, FoundPart]) -> tuple[dict[str, Any], str]:
     """Give the JSON and the Markdown of all parts together."""
     best: dict[str, FoundPart] = {}
     for parts in found:
         for name, part in parts.items():
-            if name not in best or part.weight >= best[name].weight:
+            if name in best and _made_alike(best[name], part):
+                best[name] = _together(recipe, best[name], part)
+            elif name not in best or part.weight >= best[name].weight:
                 best[name] = part
     chosen = [best[part.name] for part in recipe.parts if part.name in best]
     ended = [_outcome(recipe.part(part.record.values["name"]), part.record) for part in chosen]
-    verdicts = [of_those_run(each, ended, quick=False, over={}) for each in recipes.judge(recipe, ended)]
-    outcome = recipes.RecipeOutcome(recipe, False, tuple(ended), tuple(verdicts))
-    first, *_, last = re.split(r"^(?=## )", recipes.markdown(outcome), flags=re.MULTILINE)
+    outcome = recipes.RecipeOutcome(recipe, False, tuple(ended), tuple(recipes.judge(recipe, ended)))
+    first, *_, last = _sections(recipes.markdown(outcome))
     values = {**recipes.plain(outcome), "parts": [part.record.values for part in chosen]}
     return values, "".join([first, *(part.section for part in chosen), *([last] if outcome.verdicts else [])])
+
+
+def _made_alike(one: FoundPart, other: FoundPart) -> bool:
+    """Say whether the runs of two records can stand in one table, with those of one they share taken from either."""
+    mine, theirs = one.record.values, other.record.values
+    methods = mine["methods"].keys() & theirs["methods"].keys()
+    same = all(mine.get(name) == theirs.get(name) for name in _ALIKE)
+    return bool(one.runs and other.runs and same) and all(
+        mine["methods"][name] == theirs["methods"][name] for name in methods
+    )
+
+
+def _together(recipe: recipes.Recipe, one: FoundPart, other: FoundPart) -> FoundPart:
+    """Put the runs of two records of a part together, and read what is complete then."""
+    records = (one.record.values, other.record.values)
+    part, name = recipe.part(records[0]["name"]), one.record.file
+    runs = {**one.runs, **other.runs}
+    numbers = {run: None if values is None else RunNumbers.parse(values) for run, values in runs.items()}
+    over = {name: records[0][name] for name in ("rounds", "precision") if name in records[0]}
+    methods, seeds = recipes.largest_block(recipes.planned(part, over=over), runs)
+    if not methods:
+        raise ConfigError(f"of {recipe.name}, {part.name}, no run has a name that the recipe's runs have now")
+    plan = recipes.planned(part, over=recipes.narrowed(part, methods, seeds, over=over))
+    again = sum(len(found["runs"]) for found in records) - len(runs)  # runs that are in both took their time once
+    seconds = sum(found["seconds"] for found in records) * (1 - again / (len(runs) + again))
+    outcome = recipes.PartOutcome(
+        part, plan, read_values(part, plan, numbers, recipe.unit), seconds=seconds, runs=numbers
+    )
+    whole = recipes.RecipeOutcome(recipe, False, (outcome,), ())
+    (values,) = recipes.plain(whole)["parts"]
+    devices = {place for found in records for place in str(found.get("device", "cpu")).split(", ")}
+    values["device"] = ", ".join(sorted(devices))
+    return FoundPart(PartRecord(name, values), _sections(recipes.markdown(whole))[1] + "\n")
 
 
 def _outcome(part: recipes.RecipePart, record: PartRecord) -> recipes.PartOutcome:
@@ -74,9 +121,8 @@ def _outcome(part: recipes.RecipePart, record: PartRecord) -> recipes.PartOutcom
     values, every = record.values, recipes.planned(part).methods
     if gone := sorted(record.methods - set(every)):
         raise ConfigError(f"{part.name} was run with {', '.join(gone)}, which the recipe no longer has")
-    methods = [each for each, name in zip(part.plan["methods"], every, strict=True) if name in record.methods]
-    over = {name: values[name] for name in ("seeds", "rounds", "device", "precision") if name in values}
-    plan = recipes.planned(part, over={**over, "methods": methods or part.plan["methods"]})
+    over = {name: values[name] for name in ("rounds", "precision") if name in values}
+    plan = recipes.planned(part, over=recipes.narrowed(part, record.methods or every, record.seeds, over=over))
     return replace(outcome_of(part, record), plan=plan, absent=values["absent"], failed=values["failed"])
 
 

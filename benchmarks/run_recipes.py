@@ -51,7 +51,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,11 @@ import yaml
 
 from coterie.errors import ConfigError, CoterieError, UnknownName
 from coterie.memory import GPU_SHARE, gpu_share, keep_freed_memory
+from coterie.results import Result
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.studies import recipes
 from coterie.studies.recipes.registry import BOOK
+from coterie.studies.recipes.run_numbers import numbers_of_runs
 from coterie.studies.recipes.runner import chosen_parts
 
 HOST = 0.01  # seconds of a process's time that a run's round takes, about
@@ -164,27 +166,19 @@ def _job_name(
     return re.sub(r"[^\w.-]+", "_", "-".join([*words, *(map(str, seeds) if len(seeds) < len(all_seeds) else ())]))
 
 
-def _plan_over(job: Job, methods: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """Give what stands over a part's plan for some of its methods and seeds."""
-    part = recipes.load(job.recipe).part(job.part)
-    listed = {**part.plan, **(part.quick or {} if job.quick else {}), **job.over}["methods"]
-    plan = recipes.planned(part, quick=job.quick, over=job.over)
-    chosen = [each for each, name in zip(listed, plan.methods, strict=True) if name in methods]
-    return {**job.over, "methods": chosen, "seeds": list(seeds)}
-
-
 # ------------------------------------------------------------------------------------------------------ in a process
 
 
 def play(job: Job, work: Path) -> int:
     """Run one job of a recipe in this process."""
     keep_freed_memory()
+    recipe = recipes.load(job.recipe)
     outcome = recipes.run_recipe(
-        recipes.load(job.recipe),
+        recipe,
         work / "jobs" / job.name,
         quick=job.quick,
         parts=[job.part],
-        over=_plan_over(job, job.methods, job.seeds),
+        over=recipes.narrowed(recipe.part(job.part), job.methods, job.seeds, quick=job.quick, over=job.over),
         progress=False,
         tell=print,
     )
@@ -195,7 +189,8 @@ def play(job: Job, work: Path) -> int:
 def gather(jobs: Sequence[Job], work: Path, out: Path) -> int:
     """Put the runs of a recipe's jobs together, and write what is read off those seeds that are complete."""
     folder = work / "gathered" / jobs[0].group
-    over = {part: _complete([job for job in jobs if job.part == part], work, folder / part) for part in _parts(jobs)}
+    ended_runs = {part: _ended([job for job in jobs if job.part == part], work) for part in _parts(jobs)}
+    over = {part: _complete(jobs[0], part, runs, folder / part) for part, runs in ended_runs.items()}
     for name in [jobs[0].recipe, *_read_off(jobs[0].recipe)]:
         recipe = recipes.load(name)
         like = {part.name: _likes(name, part) for part in recipe.parts}
@@ -207,35 +202,22 @@ def gather(jobs: Sequence[Job], work: Path, out: Path) -> int:
                 found = recipes.run_recipe(
                     recipe, where, quick=jobs[0].quick, parts=[part.name], over=over[source], progress=False
                 )
-                ended += found.parts
+                plan = recipes.planned(part, quick=jobs[0].quick, over=jobs[0].over)
+                results = {
+                    run: Result(place) if isinstance(place, Path) else None for run, place in ended_runs[source].items()
+                }
+                ended += [replace(each, runs=numbers_of_runs(part, plan, results)) for each in found.parts]
                 print("\n".join(found.failures))
         if not ended:
             print(f"no seed of {name} is complete")
             continue
-        quick, over_all = jobs[0].quick, jobs[0].over
-        verdicts = [of_those_run(each, ended, quick, over_all) for each in recipes.judge(recipe, ended, quick)]
+        verdicts = recipes.judge(recipe, ended, jobs[0].quick)
         outcome = recipes.RecipeOutcome(recipe, jobs[0].quick, tuple(ended), tuple(verdicts))
         stem = f"{name}-quick" if jobs[0].quick else name
         write_json(out / f"{stem}.json", recipes.plain(outcome))
         write_text(out / f"{stem}.md", recipes.markdown(outcome))
         print(f"{stem}: {', '.join(f'{part.part.name} {len(part.plan.seeds)} seeds' for part in ended)}")
     return 0
-
-
-def of_those_run(
-    verdict: recipes.Verdict, ended: Sequence[recipes.PartOutcome], quick: bool, over: Mapping[str, Any]
-) -> recipes.Verdict:
-    """Leave open what is said of all methods where not all of them were run."""
-    named = {address.method for term in verdict.criterion.terms for address in term.cells}
-    every = [{*recipes.planned(found.part, quick=quick, over=dict(over)).methods} for found in ended]
-    lacking = [
-        methods - {*found.plan.methods, *verdict.criterion.leave_out}
-        for found, methods in zip(ended, every, strict=True)
-    ]
-    if "*" not in named or not any(lacking):
-        return verdict
-    why = recipes.Finding("", "", None, None, "not all methods were run")
-    return recipes.Verdict(verdict.criterion, "open" if verdict.status != "left out" else "left out", (why,))
 
 
 def _parts(jobs: Sequence[Job]) -> list[str]:
@@ -263,33 +245,31 @@ def _beside(folder: Path, source: str, part: str) -> Path:
     return other
 
 
-def _complete(jobs: Sequence[Job], work: Path, folder: Path) -> dict[str, Any]:
-    """Lay out the finished runs of a part as one comparison; give what stands over its plan, nothing if none is."""
-    part = recipes.load(jobs[0].recipe).part(jobs[0].part)
-    plan = recipes.planned(part, quick=jobs[0].quick, over=jobs[0].over)
-    ended: dict[str, Path] = {}
-    diverged: dict[str, str] = {}
+def _ended(jobs: Sequence[Job], work: Path) -> dict[str, Path | str]:
+    """Give the folders of the runs of a part that have ended, by name, or what is said of one that diverged."""
+    ended: dict[str, Path | str] = {}
     for job in jobs:
         place = work / "jobs" / job.name / job.part
-        diverged |= read_json(place / "diverged.json") if (place / "diverged.json").exists() else {}
+        ended |= read_json(place / "diverged.json") if (place / "diverged.json").exists() else {}
         ended |= {path.parent.name: path.parent for path in place.glob("runs/*/summary.json")}
-    left = {(run.method, run.config.seed) for run in plan.runs if run.name not in ended and run.name not in diverged}
-    seeds_of = {method: [seed for seed in plan.seeds if (method, seed) not in left] for method in plan.methods}
-    most = max(map(len, seeds_of.values()))
-    if most == 0:
+    return ended
+
+
+def _complete(job: Job, name: str, ended: Mapping[str, Path | str], folder: Path) -> dict[str, Any]:
+    """Lay out the finished runs of a part as one comparison; give what stands over its plan, nothing if none is."""
+    part = recipes.load(job.recipe).part(name)
+    methods, seeds = recipes.largest_block(recipes.planned(part, quick=job.quick, over=job.over), ended)
+    if not methods:
         return {}
-    methods = [method for method, seeds in seeds_of.items() if len(seeds) == most]
-    common = [seed for seed in plan.seeds if all(seed in seeds_of[method] for method in methods)]
-    if not common:
-        return {}
-    over = _plan_over(jobs[0], methods, common)
-    plan = recipes.planned(part, quick=jobs[0].quick, over=over)
+    over = recipes.narrowed(part, methods, seeds, quick=job.quick, over=job.over)
+    plan = recipes.planned(part, quick=job.quick, over=over)
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "runs").mkdir(parents=True)
-    names = {run.name for run in plan.runs}
-    for name in names & set(ended):
-        (folder / "runs" / name).symlink_to(ended[name].resolve())
-    write_json(folder / "diverged.json", {name: why for name, why in diverged.items() if name in names})
+    found = {run.name: ended[run.name] for run in plan.runs}
+    for run, place in found.items():
+        if isinstance(place, Path):
+            (folder / "runs" / run).symlink_to(place.resolve())
+    write_json(folder / "diverged.json", {run: why for run, why in found.items() if isinstance(why, str)})
     write_text(folder / "plan.yaml", yaml.safe_dump(plan.plain(), sort_keys=False, allow_unicode=True))
     return over
 

@@ -45,7 +45,8 @@ def _how(record: PartRecord, outcome: recipes.PartOutcome) -> str:
     rounds = f"{record.rounds:,}" if record.rounds >= config.rounds else f"{record.rounds:,} of {config.rounds:,}"
     seeds, wanted = len(record.seeds), len(outcome.plan.seeds)
     many = f"{seeds} seed{'s' * (seeds > 1)}" if seeds >= wanted else f"{seeds} of {wanted} seeds"
-    where = "on a GPU" if str(values.get("device", "cpu")).startswith("cuda") else "on a CPU"
+    devices = str(values.get("device", "cpu")).split(", ")  # of runs that were played at different times
+    where = "on " + listed(["a GPU" if device.startswith("cuda") else "a CPU" for device in devices])
     exact = values.get("precision", "float32")
     missing = [outcome.plan.titles[name] for name in outcome.plan.methods if name not in record.methods]
     said = f"{rounds} rounds, {_AT[outcome.part.at]}, {many}, {where} in {'TF32' if exact == 'tf32' else exact}"

@@ -18,6 +18,8 @@ import yaml
 
 from coterie.errors import ConfigError
 from coterie.studies import recipes
+from coterie.studies.recipes.checks import parse
+from tests.studies.recipes.small_recipe import values
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks/run_recipes.py"
 RECIPE = recipes.load("fedpg-table2")
@@ -200,6 +202,62 @@ def test_parts_that_were_run_apart_are_joined_as_if_they_had_been_run_together(
         found = json.loads((tmp_path / whole.name).read_text())["parts"]
         assert [part["name"] for part in found] == [part["name"] for part in values["parts"]]
         assert (found[0]["seeds"] == seeds) is counts
+
+
+def test_seeds_and_methods_that_were_run_apart_are_joined_run_by_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three files: one seed of all, the other of two methods, the other of the third. Together they are the whole."""
+    monkeypatch.syspath_prepend(PROGRAM.parent)
+    program = loaded(PROGRAM.with_name("join_results.py"), monkeypatch)
+    made = values()
+    part = made["parts"][0]
+    part["plan"]["methods"][1] |= {"tune": {"lr": [0.01, 0.5]}}
+    part["readings"]["ahead"] = {"paired": "ahead", "against": "alone"}
+    part["numbers"] = {"readings": ["personal"], "rows": {"ours": [91.5]}}
+    del made["parts"][1], part["not_targets"]
+    small = parse(made, "small")
+    monkeypatch.setattr(program.recipes, "load", lambda name: small)
+    blocks = {
+        "seed": (["ours", "theirs", "alone"], [1]),
+        "some": (["ours", "theirs"], [10]),
+        "rest": (["alone"], [10]),
+        "whole": (["ours", "theirs", "alone"], [1, 10]),
+    }
+    for name, (methods, seeds) in blocks.items():
+        over = recipes.narrowed(small.parts[0], methods, seeds)
+        outcome = recipes.run_recipe(
+            small, tmp_path / f"runs-{name}", parts=["one"], over=over, together=False, progress=False
+        )
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "small.json").write_text(json.dumps(recipes.plain(outcome)))
+        (tmp_path / name / "small.md").write_text(recipes.markdown(outcome))
+    wanted = json.loads((tmp_path / "whole/small.json").read_text())
+    for order in (("seed", "some", "rest"), ("rest", "seed", "some", "seed")):
+        to = tmp_path / f"joined-{len(order)}"
+        to.mkdir()
+        for name in order:
+            assert program.main([str(tmp_path / name), str(to)]) == 0
+        found = json.loads((to / "small.json").read_text())
+        for each in (found, wanted):
+            each["parts"][0]["seconds"] = 0
+        assert found == wanted
+        assert (to / "small.md").read_text().split() == (tmp_path / "whole/small.md").read_text().split()
+    # After the first two files only two methods have both seeds: these are read, and of all methods nothing is said.
+    half = tmp_path / "half"
+    half.mkdir()
+    for name in ("seed", "some"):
+        program.main([str(tmp_path / name), str(half)])
+    found = json.loads((half / "small.json").read_text())
+    assert set(found["parts"][0]["methods"]) == {"ours", "theirs"} and found["parts"][0]["seeds"] == [1, 10]
+    assert len(found["parts"][0]["runs"]) == 2 + 2 * 2 + 1, "the third method's seed is kept all the same"
+    assert [each["status"] for each in found["criteria"]] == ["open"]
+    # Other rounds are another experiment: the longer one counts.
+    other = json.loads((tmp_path / "rest/small.json").read_text())
+    other["parts"][0]["rounds"] = 3
+    (tmp_path / "rest/small.json").write_text(json.dumps(other))
+    program.main([str(tmp_path / "rest"), str(half)])
+    assert json.loads((half / "small.json").read_text())["parts"] == found["parts"]
 
 
 def test_what_is_said_of_all_methods_stays_open_where_one_of_them_is_missing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from coterie.runs.storage.metric_columns import MetricColumns
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.plans import planned
 from coterie.studies.recipes.readings import Value, read_values
+from coterie.studies.recipes.run_numbers import RunNumbers, numbers_of_runs
 from coterie.studies.recipes.schema import Reading
 from tests.studies.recipes.small_recipe import recipe, values
 
@@ -79,7 +81,11 @@ def read(reading: dict[str, Any], *, at: str = "final", unit: str = "fraction", 
     found = recipe(**{**made, "unit": unit}).parts[0]
     plan = planned(found)
     results: Any = {run.name: None if run.name == diverge else Fake(run.method, run.config.seed) for run in plan.runs}
-    cells = read_values(found, plan, results, unit)
+    runs = numbers_of_runs(found, plan, results)
+    cells = read_values(found, plan, runs, unit)
+    written = {name: run and json.loads(json.dumps(run.plain())) for name, run in runs.items()}
+    kept = {name: run and RunNumbers.parse(run) for name, run in written.items()}
+    assert repr(read_values(found, plan, kept, unit)) == repr(cells)  # a file keeps all that is read off runs
     assert cells.diverged == (frozenset({("", diverge.split("-")[0])}) if diverge else frozenset())
     return {name.method: value for name, value in cells.values.items() if name == CellName("one", "", name.method, "r")}
 

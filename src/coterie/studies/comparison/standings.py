@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,8 @@ from coterie.results import MODELS, At, ClientGains, Result, client_scores, gain
 from coterie.results.client_gains import REFERENCES
 from coterie.results.result import columns_of
 from coterie.studies.comparison.plan import ComparisonPlan
+
+Run = TypeVar("Run")
 
 SHOWN = tuple(model for model in MODELS if not model.endswith("oracle"))
 """Models that have a column: what was chosen on test data has none."""
@@ -232,35 +235,35 @@ def chosen_runs(
     tuned
         What was chosen, ``None`` if there was nothing to choose.
     """
-    candidates = {key: [results[run.name] for run in found] for key, found in plan.of(dict(setting), method).items()}
-    whole = {
-        key: [result for result in found if result is not None]
-        for key, found in candidates.items()
-        if None not in found
-    }
+    return choose(
+        plan, results, setting, method, partial(validation_score, at=at), lambda run: run.summary["higher_is_better"]
+    )
+
+
+def choose(
+    plan: ComparisonPlan,
+    runs: Mapping[str, Run | None],
+    setting: Mapping[str, Any],
+    method: str,
+    validation: Callable[[Run], float],
+    higher_is_better: Callable[[Run], bool],
+) -> tuple[list[Run], Tuned | None]:
+    """Give the runs that count for a method as :func:`chosen_runs` does, of whatever is known of each run."""
+    candidates = {key: [runs[run.name] for run in found] for key, found in plan.of(dict(setting), method).items()}
+    whole = {key: [run for run in found if run is not None] for key, found in candidates.items() if None not in found}
     key = next(iter(whole), None)
     tuned = None
     if () not in candidates:
-        scored = {key: _on_validation(found, at) for key, found in whole.items()}
-        key = _best(scored, whole)
+        scored = {key: float(np.mean([validation(run) for run in found])) for key, found in whole.items()}
+        if scored:  # the first of equals
+            sign = 1.0 if higher_is_better(next(iter(whole.values()))[0]) else -1.0
+            key = max(scored, key=lambda each: sign * scored[each])
         scores = [(dict(each), scored.get(each, math.nan)) for each in candidates]
         tuned = Tuned(dict(setting), plan.titles[method], None if key is None else dict(key), scores)
     return ([] if key is None else whole[key]), tuned
 
 
-def _best(scored: Mapping[Any, float], whole: Mapping[Any, list[Result]]) -> Any:
-    """Give the candidate with the best score, the first of equals."""
-    if not scored:
-        return None
-    sign = 1.0 if next(iter(whole.values()))[0].summary["higher_is_better"] else -1.0
-    return max(scored, key=lambda key: sign * scored[key])
-
-
-def _on_validation(results: Sequence[Result], at: At) -> float:
-    return float(np.mean([_validation_score(result, at) for result in results]))
-
-
-def _validation_score(result: Result, at: At) -> float:
+def validation_score(result: Result, at: At) -> float:
     """Give the mean over honest clients on validation data of the method's first model, at the round that is shown."""
     summary = result.summary
     model = next(model for model in SHOWN if summary.get(model))

@@ -8,7 +8,7 @@ from coterie import lazy
 
 if TYPE_CHECKING:
     from coterie.studies.recipes.outcomes import Finding, PartOutcome, RecipeOutcome, Verdict
-    from coterie.studies.recipes.plans import Work, planned, work
+    from coterie.studies.recipes.plans import Work, largest_block, narrowed, planned, work
     from coterie.studies.recipes.registry import RecipeInfo, entries, load, names
     from coterie.studies.recipes.runner import run_recipe
     from coterie.studies.recipes.schema import Criterion, Reading, Recipe, RecipePart
@@ -19,7 +19,7 @@ else:
     __getattr__ = lazy.exports(
         __name__,
         outcomes="Finding PartOutcome RecipeOutcome Verdict",
-        plans="Work planned work",
+        plans="Work largest_block narrowed planned work",
         registry="RecipeInfo entries load names",
         runner="run_recipe",
         schema="Criterion Reading Recipe RecipePart",
@@ -41,9 +41,11 @@ __all__ = [
     "entries",
     "heading",
     "judge",
+    "largest_block",
     "load",
     "markdown",
     "names",
+    "narrowed",
     "plain",
     "planned",
     "run_recipe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -11,6 +12,7 @@ from coterie.studies.recipes.cells import CellName, PaperNumber
 from coterie.studies.recipes.checks import row_of
 from coterie.studies.recipes.plans import settings_of
 from coterie.studies.recipes.readings import PartValues
+from coterie.studies.recipes.run_numbers import RunNumbers
 from coterie.studies.recipes.schema import Criterion, Recipe, RecipePart
 
 Status = Literal["holds", "fails", "open", "left out"]
@@ -35,6 +37,9 @@ class PartOutcome:
         What stopped it, empty if nothing did.
     seconds
         How long its runs took together.
+    runs
+        What was read off each of its runs by name, ``None`` for one that diverged; of runs, too, that are not in the
+        plan since others of their seed or method are missing.
     """
 
     part: RecipePart
@@ -43,6 +48,7 @@ class PartOutcome:
     absent: str = ""
     failed: str = ""
     seconds: float = 0.0
+    runs: Mapping[str, RunNumbers | None] = field(default_factory=dict)
 
     @property
     def settings(self) -> tuple[str, ...]:

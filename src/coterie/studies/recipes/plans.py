@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,66 @@ def planned(part: RecipePart, *, quick: bool = False, over: Mapping[str, Any] | 
     """
     values = {**part.plan, **(part.quick or {} if quick else {}), **(over or {})}
     return make_plan({name: value for name, value in values.items() if value is not None})
+
+
+def narrowed(
+    part: RecipePart,
+    methods: Collection[str],
+    seeds: Sequence[int],
+    *,
+    quick: bool = False,
+    over: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Give what stands over a part's plan so that it is one of these methods and seeds alone.
+
+    Parameters
+    ----------
+    part
+        The part.
+    methods
+        Names of methods in its plan.
+    seeds
+        The seeds.
+    quick
+        Whether it is the quick version's plan.
+    over
+        Values that stand over the part's own besides.
+
+    Returns
+    -------
+    dict
+        For :func:`planned`.
+    """
+    over = dict(over or {})
+    listed = {**part.plan, **(part.quick or {} if quick else {}), **over}["methods"]
+    every = planned(part, quick=quick, over=over).methods
+    chosen = [each for each, name in zip(listed, every, strict=True) if name in methods]
+    return {**over, "methods": chosen, "seeds": list(seeds)}
+
+
+def largest_block(plan: ComparisonPlan, ended: Collection[str]) -> tuple[list[str], list[int]]:
+    """Find what of a plan can be read where only some of its runs have ended.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    ended
+        Names of the runs that have, those that diverged among them.
+
+    Returns
+    -------
+    methods
+        Those with the most seeds of which every run has ended; none if no method has one.
+    seeds
+        Those that all of them have.
+    """
+    left = {(run.method, run.config.seed) for run in plan.runs if run.name not in ended}
+    seeds_of = {method: [seed for seed in plan.seeds if (method, seed) not in left] for method in plan.methods}
+    most = max(map(len, seeds_of.values()))
+    methods = [method for method, seeds in seeds_of.items() if 0 < len(seeds) == most]
+    seeds = [seed for seed in plan.seeds if methods and all(seed in seeds_of[method] for method in methods)]
+    return (methods if seeds else []), seeds
 
 
 def settings_of(part: RecipePart, plan: ComparisonPlan) -> dict[str, dict[str, Any]]:

@@ -23,6 +23,7 @@ from coterie.studies.progress import PartProgress, study_progress
 from coterie.studies.recipes.outcomes import PartOutcome, RecipeOutcome
 from coterie.studies.recipes.plans import planned
 from coterie.studies.recipes.readings import read_values
+from coterie.studies.recipes.run_numbers import numbers_of_runs
 from coterie.studies.recipes.schema import Recipe, RecipePart
 from coterie.studies.recipes.verdicts import judge
 
@@ -134,7 +135,8 @@ def _play(
     try:
         compare(plan, folder, data_dir=data_dir, at=part.at, jobs=jobs, together=together, progress=progress)
         results = load_results(plan, folder)
-        numbers = read_values(part, plan, results, recipe.unit)
+        runs = numbers_of_runs(part, plan, results)
+        numbers = read_values(part, plan, runs, recipe.unit)
     except Interrupted:
         raise
     except KeyboardInterrupt:  # while nothing was running; what is to go on with is the recipe all the same
@@ -144,4 +146,4 @@ def _play(
     except CoterieError as error:
         return PartOutcome(part, plan, failed=str(error))
     seconds = sum(result.summary["seconds"]["total"] for result in results.values() if result is not None)
-    return PartOutcome(part, plan, numbers, seconds=float(seconds))
+    return PartOutcome(part, plan, numbers, seconds=float(seconds), runs=runs)

@@ -2,16 +2,18 @@
 
 Every criterion is judged for each part and setting it speaks of (or once, for their means). The *margin* is by how much
 more it could have been missed: positive where it holds, negative where it fails. Without a number that it needs, it is
-left open and says what is missing. Where it speaks of all other methods and one of them diverged, it fails if it fails
-for the rest, and is left open otherwise.
+left open and says what is missing. Where it speaks of all other methods and one of them was not run, it is left open;
+where one of them diverged, it fails if it fails for the rest, and is left open otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from coterie.studies.recipes.cells import EVERY_OTHER
 from coterie.studies.recipes.demands import Demand, Missing, demands_at, demands_of_means, shown, worst
 from coterie.studies.recipes.outcomes import Finding, PartOutcome, Status, Verdict
+from coterie.studies.recipes.plans import planned
 from coterie.studies.recipes.schema import Criterion, Recipe
 
 
@@ -40,8 +42,9 @@ def _judge(recipe: Recipe, criterion: Criterion, parts: Mapping[str, PartOutcome
     if quick and not criterion.quick:
         return Verdict(criterion, "left out", ())
     wanted = [parts[name] for name in criterion.parts or [part.name for part in recipe.parts] if name in parts]
-    findings = [Finding(each.part.name, "", None, None, each.missing) for each in wanted if each.missing]
-    places = [(each, setting) for each in wanted if not each.missing for setting in places_of(criterion, each)]
+    why = {each.part.name: each.missing or _not_all(criterion, each, quick) for each in wanted}
+    findings = [Finding(name, "", None, None, said) for name, said in why.items() if said]
+    places = [(each, setting) for each in wanted if not why[each.part.name] for setting in places_of(criterion, each)]
     if criterion.take == "mean":
         findings.append(_of_means(criterion, places))
     else:
@@ -49,6 +52,14 @@ def _judge(recipe: Recipe, criterion: Criterion, parts: Mapping[str, PartOutcome
     decided = [finding.holds for finding in findings if finding.holds is not None]
     status: Status = "open" if not decided else "holds" if all(decided) else "fails"
     return Verdict(criterion, status, tuple(findings))
+
+
+def _not_all(criterion: Criterion, outcome: PartOutcome, quick: bool) -> str:
+    """Say that a criterion which speaks of all methods cannot be judged where not all of them were run."""
+    if not any(address.method == EVERY_OTHER for term in criterion.terms for address in term.cells):
+        return ""
+    lacking = {*planned(outcome.part, quick=quick).methods} - {*outcome.plan.methods, *criterion.leave_out}
+    return "not all methods were run" if lacking else ""
 
 
 def places_of(criterion: Criterion, outcome: PartOutcome) -> list[str]:

@@ -233,6 +233,7 @@ def _plain_part(found: PartOutcome) -> dict[str, Any]:
         "tuned": [each.sentence() for each in found.numbers.tuned],
         "tuning": [_plain_tuning(found, each) for each in found.numbers.tuned],
         "methods": {name: _plain_method(found, name) for name in found.plan.methods},
+        "runs": {name: None if run is None else run.plain() for name, run in found.runs.items()},
         "cells": [] if found.absent or found.failed else [_plain_cell(found, name) for name in _names(found)],
     }
 
