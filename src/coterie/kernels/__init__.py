@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import sys
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -22,7 +23,10 @@ _coarse = False
 
 _rehearsed: dict[Hashable, Future[Any]] | None = None
 
-_COMPILERS = 8
+# Kernels are parsed before they are compiled, and older Pythons may fail where two threads parse at a time (gh-106905).
+_COMPILERS = 8 if sys.version_info >= (3, 12, 2) or (3, 11, 8) <= sys.version_info < (3, 12) else 1
+
+_OPTIONS = {"enable_fp_fusion": True}  # products that are added to are rounded once; Triton 3.10 would not by itself
 
 
 @functools.cache
@@ -68,11 +72,12 @@ def precision() -> str:
 def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
     """Start a kernel, or in a :func:`rehearsal` only have it compiled."""
     if _rehearsed is None:
-        kernel[grid](*given, **constants)
+        kernel[grid](*given, **constants, **_OPTIONS)
         return
     key = (kernel, *map(_kind, given), *constants.items())
     if key not in _rehearsed:
-        _rehearsed[key] = _compilers().submit(_compile, given[0].device, kernel, grid, given, constants)
+        device = next(value.device for value in given if isinstance(value, torch.Tensor))
+        _rehearsed[key] = _compilers().submit(_compile, device, kernel, grid, given, constants)
 
 
 @contextlib.contextmanager
@@ -99,7 +104,7 @@ def _compilers() -> ThreadPoolExecutor:
 
 def _compile(device: torch.device, kernel: Any, grid: tuple[int, ...], given: Any, constants: dict[str, Any]) -> None:
     with torch.cuda.device(device):
-        kernel.warmup(*given, grid=grid, **constants)
+        kernel.warmup(*given, grid=grid, **constants, **_OPTIONS)
 
 
 def _kind(value: Any) -> Hashable:

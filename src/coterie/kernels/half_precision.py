@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from coterie.kernels import launch
+
 _LINES, _COLUMNS = 8, 256  # of a program
 
 
@@ -75,7 +77,7 @@ def _add(
 def _run(kernel: Any, shape: tuple[int, ...], *arguments: Any, **constants: int) -> None:
     """Launch a kernel over a matrix of ``shape``."""
     grid = (triton.cdiv(shape[1], _COLUMNS), triton.cdiv(shape[0], _LINES))
-    kernel[grid](*shape, *arguments, LINES=_LINES, COLUMNS=_COLUMNS, **constants)
+    launch(kernel, grid, *shape, *arguments, LINES=_LINES, COLUMNS=_COLUMNS, **constants)
 
 
 def split_centred(rows: Tensor, centre: Tensor, scale: Tensor, parts: Tensor) -> None:
