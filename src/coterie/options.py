@@ -77,10 +77,10 @@ class Spec(BaseModel):
     def parse(cls, text: str, more: Mapping[str, Any] | None = None) -> Self:
         """Read ``value,key=value,...``, possibly empty; ``more`` are further parameters, given as values."""
         # A path may itself hold commas and equals signs: of a text that begins with a path, pieces are taken for
-        # parameters from the right, while they begin with the name of one.
+        # parameters from the right, while they begin with the name of one, or a path that exists ends before them.
         pieces = text.split(",") if text.strip() else []
         given: dict[str, Any] = {}
-        while pieces and cls._is_parameter(pieces[-1]):
+        while pieces and (cls._is_parameter(pieces[-1]) or cls._misspelt(pieces)):
             key, _, value = pieces.pop().partition("=")
             cls._put(given, key.strip(), value.strip())
         if pieces and cls.positional is None:
@@ -94,8 +94,19 @@ class Spec(BaseModel):
     @classmethod
     def _is_parameter(cls, piece: str) -> bool:
         key, equals, _ = piece.partition("=")
-        begins_with_path = cls.positional is not None and cls.model_fields[cls.positional].annotation is Path
-        return bool(equals) and (key.strip() in cls.model_fields or not begins_with_path)
+        return bool(equals) and (key.strip() in cls.model_fields or not cls._begins_with_path())
+
+    @classmethod
+    def _begins_with_path(cls) -> bool:
+        return cls.positional is not None and cls.model_fields[cls.positional].annotation is Path
+
+    @classmethod
+    def _misspelt(cls, pieces: list[str]) -> bool:
+        """Return whether the last piece can only be a parameter of another name: the path ends before it."""
+        if "=" not in pieces[-1] or not cls._begins_with_path():
+            return False
+        *shorter, whole = (Path(",".join(pieces[:end]).strip()).expanduser() for end in range(1, len(pieces) + 1))
+        return not whole.exists() and any(path.exists() for path in shorter)
 
     @classmethod
     def _put(cls, given: dict[str, Any], key: str, value: Any) -> None:

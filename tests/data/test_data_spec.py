@@ -78,6 +78,17 @@ def test_paths_may_hold_commas_and_equals_signs(path: str) -> None:
     assert resolve("thing", f"filed:{path},label=z", KNOWN) == Filed(path=Path(path), label="z")
 
 
+@pytest.mark.parametrize("rest", [",labl=z", ",labl=z,label=y", ",label=y,labl=z"])
+def test_a_parameter_behind_a_path_that_exists_is_not_taken_for_a_part_of_it(tmp_path: Path, rest: str) -> None:
+    path = tmp_path / "d.npz"
+    path.touch()
+    with pytest.raises(ConfigError, match=r"has no parameter 'labl': did you mean 'label'\?"):
+        resolve("thing", f"filed:{path}{rest}", KNOWN)
+    named = Path(f"{path}{rest.removesuffix(',label=y')}")
+    named.touch()
+    assert resolve("thing", f"filed:{path}{rest}", KNOWN).path == named
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

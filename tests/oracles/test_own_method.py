@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from coterie.studies.comparison import compare, load_results, make_plan
 from coterie.studies.leaderboard.protocol import load
 from tests import small_runs
 from tests.documents import ROOT, TEXT
+from tests.programs import load_program
 from tests.support import classification, everyone, play, samples_of, simulate, small_model
 
 METHOD = str(Path(__file__).resolve().parents[2] / "benchmarks/own_method.py")
@@ -305,11 +305,7 @@ def test_what_cannot_work_is_refused() -> None:
 
 
 def parts_program() -> Any:
-    place = importlib.util.spec_from_file_location("own_method_parts", Path(METHOD).with_name("own_method_parts.py"))
-    assert place is not None and place.loader is not None
-    program = importlib.util.module_from_spec(place)
-    place.loader.exec_module(program)
-    return program
+    return load_program(Path(METHOD).with_name("own_method_parts.py"))
 
 
 def test_it_is_tuned_over_as_many_candidates_whatever_is_left_out() -> None:

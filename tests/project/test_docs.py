@@ -49,6 +49,7 @@ from tests.documents import (
     first_cells,
     section,
 )
+from tests.programs import load_program
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROGRAMS = ("bash", "python")
@@ -289,11 +290,7 @@ def test_the_fashion_mnist_check_is_what_was_measured() -> None:
 
 
 def benchmark_of(name: str) -> Any:
-    place = importlib.util.spec_from_file_location(f"{name}_benchmark", ROOT / f"benchmarks/{name}.py")
-    assert place is not None and place.loader is not None
-    benchmark = importlib.util.module_from_spec(place)
-    place.loader.exec_module(benchmark)
-    return benchmark
+    return load_program(ROOT / f"benchmarks/{name}.py", f"{name}_benchmark")
 
 
 def test_what_is_said_of_methods_is_what_was_measured() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ import pytest
 from coterie.studies import recipes
 from coterie.studies.recipes import ledger
 from tests.documents import REPRODUCTION, ROOT, TEXT
+from tests.programs import load_program
 
 RESULTS = ROOT / "results/recipes"
 ANSWERS = ("holds", "does not hold", "undecided")
@@ -54,11 +54,7 @@ def test_nothing_is_judged_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def measured() -> str:
-    place = importlib.util.spec_from_file_location("measured_page", ROOT / "docs/making/measured.py")
-    assert place is not None and place.loader is not None
-    program = importlib.util.module_from_spec(place)
-    place.loader.exec_module(program)
-    page: str = program.measured(RESULTS)
+    page: str = load_program(ROOT / "docs/making/measured.py", "measured_page").measured(RESULTS)
     return page
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -24,6 +23,7 @@ from coterie.results.export import Kind, export, kind, predict
 from coterie.runs.builder import make_population
 from coterie.runs.storage.kept_models import KEPT_MODELS, KeptModels, read_kept_models
 from coterie.user_code import Copies
+from tests.programs import load_program
 from tests.small_runs import config_of
 
 CLIENT = 2
@@ -35,11 +35,7 @@ def finished(name: str, path: Path, **more: Any) -> Path:
 
 
 def code_of(folder: Path) -> Any:
-    found = importlib.util.spec_from_file_location("exported", folder / "predict.py")
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    return load_program(folder / "predict.py", "exported")
 
 
 def accuracy(folder: Path, run: Path, client: int = CLIENT) -> float:

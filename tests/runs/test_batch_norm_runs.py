@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
@@ -27,6 +26,7 @@ from coterie.results.export import export
 from coterie.runs import launch
 from coterie.runs.builder import make_population
 from tests.federation.grid import compare, make_federation, node_rows
+from tests.programs import load_program
 from tests.small_runs import Killed, assert_same_end, finish, last_state, stop
 
 MODELS = """
@@ -155,10 +155,7 @@ def test_an_exported_model_measures_what_was_recorded(name: str, more: dict[str,
     mine = population.shares.test[client]
     for kind in ("personal", "global"):
         folder = export(run.path, tmp_path / kind, clients=client, best=kind).folder
-        spec = importlib.util.spec_from_file_location("exported", folder / "predict.py")
-        assert spec is not None and spec.loader is not None
-        code = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(code)
+        code = load_program(folder / "predict.py", "exported")
         found = code.load(client, folder).probabilities(population.dataset.x[mine])
         loss = -torch.as_tensor(found).double()[torch.arange(len(mine)), population.dataset.y[mine]].log().mean()
         recorded = run.metrics.query(f"round == 3 and model == '{kind}' and split == 'test' and metric == 'loss'")

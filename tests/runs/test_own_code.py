@@ -25,6 +25,7 @@ from coterie.results.export import export
 from coterie.results.partial_summary import partial_summary
 from coterie.runs import launch
 from coterie.runs.own_code import own_code, stored_config
+from tests.programs import load_program
 from tests.small_runs import OWN, SMALL, assert_same_end, finish, stop
 
 FILES = {
@@ -293,10 +294,7 @@ def test_a_copy_is_loaded_where_the_original_is_loaded_already(project: Path, tm
     found = export(tmp_path / "run", tmp_path / "m", clients=1)
     before = importlib.import_module("own_things.net")
     (project / "own_things" / "net.py").write_text("raise SystemExit")
-    spec = importlib.util.spec_from_file_location("exported", found.folder / "predict.py")
-    assert spec is not None and spec.loader is not None
-    code = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(code)
+    code = load_program(found.folder / "predict.py", "exported")
     paths = list(sys.path)
     network = code.load().network
     assert sys.path == paths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -41,6 +40,7 @@ from coterie.studies.recipes.ledger.page import counted, in_short, reasons, sent
 from coterie.studies.recipes.ledger.records import PartRecord, Records, read_records
 from coterie.studies.recipes.readings import Value, _pseudo_values
 from coterie.studies.recipes.schema import Reading
+from tests.programs import load_program
 from tests.studies.recipes.small_recipe import values
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -406,11 +406,7 @@ def test_the_longest_run_with_the_most_seeds_counts_and_quick_ones_do_not(tmp_pa
 
 def generated(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "docs" / "making")  # as the site's builder has it
-    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "making" / "generated.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "docs" / "making" / "generated.py")
 
 
 AGAINST = re.compile(r"(?P<one>.+) (?P<a>[-\d.e]+) against (?P<other>.+) (?P<b>[-\d.e]+)")
