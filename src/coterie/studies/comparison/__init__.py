@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from coterie.studies.comparison.plan import ComparisonPlan, PlannedRun, make_plan
 from coterie.studies.comparison.runner import compare, load_results
-from coterie.studies.comparison.standings import (
-    MethodScore,
-    Standing,
-    Standings,
-    Tuned,
-    choose,
-    chosen_runs,
-    validation_score,
-)
+from coterie.studies.comparison.standings import MethodScore, Standing, Standings, Tuned, chosen_runs
 from coterie.studies.comparison.tables import csv_text, table
 
 __all__ = [
@@ -22,12 +14,10 @@ __all__ = [
     "Standing",
     "Standings",
     "Tuned",
-    "choose",
     "chosen_runs",
     "compare",
     "csv_text",
     "load_results",
     "make_plan",
     "table",
-    "validation_score",
 ]

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coterie import evaluation
-from coterie.studies.comparison import ComparisonPlan, Tuned, choose
+from coterie.studies.comparison import ComparisonPlan, Tuned
+from coterie.studies.comparison.standings import choose
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.plans import settings_of
 from coterie.studies.recipes.run_numbers import RunNumbers

@@ -18,7 +18,8 @@ from coterie.errors import ConfigError, RunFolderError
 from coterie.evaluation import METRICS
 from coterie.evaluation.fairness import worst_decile
 from coterie.results import At, Result, client_scores, collaboration
-from coterie.studies.comparison import ComparisonPlan, PlannedRun, validation_score
+from coterie.studies.comparison import ComparisonPlan, PlannedRun
+from coterie.studies.comparison.standings import validation_score
 from coterie.studies.recipes.schema import Reading, RecipePart
 
 Floats = NDArray[np.float64]
