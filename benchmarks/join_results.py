@@ -86,11 +86,10 @@ def joined(recipe: recipes.Recipe, *found: dict[str, FoundPart]) -> tuple[dict[s
 def _made_alike(one: FoundPart, other: FoundPart) -> bool:
     """Say whether the runs of two records can stand in one table, with those of one they share taken from either."""
     mine, theirs = one.record.values, other.record.values
+    if not (one.runs and other.runs) or any(mine.get(name) != theirs.get(name) for name in _ALIKE):
+        return False
     methods = mine["methods"].keys() & theirs["methods"].keys()
-    same = all(mine.get(name) == theirs.get(name) for name in _ALIKE)
-    return bool(one.runs and other.runs and same) and all(
-        mine["methods"][name] == theirs["methods"][name] for name in methods
-    )
+    return all(mine["methods"][name] == theirs["methods"][name] for name in methods)
 
 
 def _together(recipe: recipes.Recipe, one: FoundPart, other: FoundPart) -> FoundPart:

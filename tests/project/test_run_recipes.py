@@ -195,7 +195,7 @@ def test_parts_that_were_run_apart_are_joined_as_if_they_had_been_run_together(
     assert json.loads((tmp_path / whole.name).read_text()) == values
     assert (tmp_path / whole.with_suffix(".md").name).read_text() == text
     # Of a part that is there twice the one with fewer seeds does not count, the one with more does.
-    first = values["parts"][0]
+    first = {name: value for name, value in values["parts"][0].items() if name != "methods"}  # as older files are
     for seeds, counts in (([1, 10], False), ([*first["seeds"], 7], True)):
         (folders[0] / whole.name).write_text(json.dumps({**values, "parts": [{**first, "seeds": seeds}]}))
         program.main([str(folders[0]), str(tmp_path)])
