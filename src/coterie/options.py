@@ -7,6 +7,7 @@ mistake in them is an error of one sentence.
 from __future__ import annotations
 
 import math
+import os
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -105,8 +106,10 @@ class Spec(BaseModel):
         """Return whether the last piece can only be a parameter of another name: the path ends before it."""
         if "=" not in pieces[-1] or not cls._begins_with_path():
             return False
-        *shorter, whole = (Path(",".join(pieces[:end]).strip()).expanduser() for end in range(1, len(pieces) + 1))
-        return not whole.exists() and any(path.exists() for path in shorter)
+        # Unlike those of Path, these functions answer for any text, such as one that is too long for a name.
+        paths = (os.path.expanduser(",".join(pieces[:end]).strip()) for end in range(1, len(pieces) + 1))
+        *shorter, whole = map(os.path.exists, paths)
+        return not whole and any(shorter)
 
     @classmethod
     def _put(cls, given: dict[str, Any], key: str, value: Any) -> None:

@@ -72,7 +72,9 @@ def test_canonical_text_reads_back_as_the_same(weight, count, shiny, mode, parts
     assert resolve("thing", thing.text(), KNOWN) == thing
 
 
-@pytest.mark.parametrize("path", ["a", "/tmp/a,b.csv", "C:\\data\\x.csv", "a=b/c=d,e", "x,y=3", "a b"])
+@pytest.mark.parametrize(
+    "path", ["a", "/tmp/a,b.csv", "C:\\data\\x.csv", "a=b/c=d,e", "x,y=3", "a b", "~nobody/a,b=" + "c" * 5000]
+)
 def test_paths_may_hold_commas_and_equals_signs(path: str) -> None:
     assert resolve("thing", f"filed:{path}", KNOWN) == Filed(path=Path(path))
     assert resolve("thing", f"filed:{path},label=z", KNOWN) == Filed(path=Path(path), label="z")
