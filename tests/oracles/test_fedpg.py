@@ -22,16 +22,16 @@ from tests.oracles.fedpg_by_hand import ByHand, Played, fairness_gradient, unfai
 from tests.oracles.quadratics import Array, Quadratics
 from tests.support import classification, everyone, linear_regression, play, simulate, small_model
 
-CLIENTS, FEATURES, ROUNDS, LR = 7, 12, 6, 0.1
+CLIENTS, FEATURES, ROUNDS, LR = 7, 14, 6, 0.1
 
 
-def drawn(seed: int, clients: int = CLIENTS, spread: float = 5.0) -> Quadratics:
-    return Quadratics.drawn(seed, clients, FEATURES, spread=spread)
+def drawn(seed: int, clients: int = CLIENTS, spread: float = 5.0, features: int = FEATURES) -> Quadratics:
+    return Quadratics.drawn(seed, clients, features, spread=spread)
 
 
 def of(problem: Quadratics, engine: str = "batched", lost: Any = None, **settings: Any) -> Simulation:
-    own = {"lr": LR} | settings
-    return simulate("fedpg", problem.samples(), linear_regression(FEATURES), settings=own, engine=engine, lost=lost)
+    own, features = {"lr": LR} | settings, problem.centres.shape[1]
+    return simulate("fedpg", problem.samples(), linear_regression(features), settings=own, engine=engine, lost=lost)
 
 
 def cohort_of(seed: int, number: int, clients: int = CLIENTS) -> list[int]:
@@ -58,6 +58,7 @@ def direction_of(simulation: Simulation, by_hand: Played) -> Array:
 # ------------------------------------------------------------------------------------------------------------ equations
 
 
+@pytest.mark.parametrize("features", [FEATURES, 12])  # inner products are kept where clients are at most half as many
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 @pytest.mark.parametrize(
     ("settings", "by_hand"),
@@ -71,9 +72,12 @@ def direction_of(simulation: Simulation, by_hand: Played) -> Array:
         pytest.param({"gamma_over_history": True}, {"gamma_over_history": True}, id="gamma-over-history"),
     ],
 )
-def test_rounds_are_those_of_the_equations(engine: str, settings: dict[str, Any], by_hand: dict[str, Any]) -> None:
-    problem = drawn(1)
+def test_rounds_are_those_of_the_equations(
+    engine: str, settings: dict[str, Any], by_hand: dict[str, Any], features: int
+) -> None:
+    problem = drawn(1, features=features)
     simulation, hand = of(problem, engine, **settings), ByHand(problem, LR, **by_hand)
+    assert bool(len(simulation.server["products"])) is (features >= 2 * CLIENTS and settings.get("history", True))
     windowed, held = 0, 0
     for number in range(1, ROUNDS + 1):
         online = cohort_of(1, number)
@@ -322,6 +326,19 @@ def test_window_of_absent_clients() -> None:
         weights = info["weights"]
         assert isinstance(weights, Weights)
         assert sorted(set(weights.columns.tolist()) - set(online)) == absent
+
+
+def test_inner_products_are_those_of_the_last_gradients_whoever_was_lost() -> None:
+    def lost(clients: Tensor, call: Call) -> Tensor:
+        return (clients + call.round) % 3 == 0
+
+    simulation = of(drawn(11), lost=lost)
+    for number in range(1, 9):
+        simulation.play_round(torch.tensor(cohort_of(11, number)), number)
+        g, products = simulation.server["g"], simulation.server["products"]
+        torch.testing.assert_close(products, g @ g.T, rtol=1e-13, atol=1e-13)
+        assert torch.equal(products, products.T)
+    assert int((simulation.server["seen"] > 0).sum()) >= 5
 
 
 def test_a_client_lost_between_the_exchanges_keeps_its_model_and_counts() -> None:

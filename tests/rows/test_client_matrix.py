@@ -247,7 +247,8 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.rows.matrix.BLOCK_BYTES", 1)
     monkeypatch.setattr("coterie.rows.algebra._DENSE_BYTES", 0)
     monkeypatch.setattr("coterie.rows.algebra._PAIR_BYTES", 1)
-    monkeypatch.setattr("coterie.rows.algebra._BLOCK_ELEMENTS", 1)
+    for name in ("_BLOCK_ELEMENTS", "_CACHED_ELEMENTS"):
+        monkeypatch.setattr(f"coterie.rows.algebra.{name}", 1)
 
 
 def patched(place: str, values: Tensor, folder: Path) -> ClientMatrix:

@@ -42,7 +42,8 @@ def matrix(clients: int, size: int, seed: int = 0, dtype: torch.dtype = torch.fl
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 256 columns, so that a small matrix takes several."""
-    monkeypatch.setattr("coterie.rows.algebra._BLOCK_ELEMENTS", 1)
+    for name in ("_BLOCK_ELEMENTS", "_CACHED_ELEMENTS"):
+        monkeypatch.setattr(f"coterie.rows.algebra.{name}", 1)
 
 
 # Layouts
@@ -262,7 +263,8 @@ def test_blocks_cover_all_columns_without_a_copy() -> None:
 
 
 def test_two_matrices_can_be_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.rows.algebra._BLOCK_ELEMENTS", 3 * 300)
+    for name in ("_BLOCK_ELEMENTS", "_CACHED_ELEMENTS"):
+        monkeypatch.setattr(f"coterie.rows.algebra.{name}", 3 * 300)
     assert [piece.shape[1] for piece in column_blocks(matrix(3, 700))] == [300, 300, 100]
     assert [piece.shape[1] for piece in column_blocks(matrix(1, 700), 3)] == [300, 300, 100]
     assert [piece.shape[1] for piece in column_blocks(matrix(1, 700))] == [700]

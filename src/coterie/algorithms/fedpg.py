@@ -66,7 +66,7 @@ from coterie.algorithms.base import (
 from coterie.algorithms.fedsgd import FullGradient
 from coterie.algorithms.local_training import Optimiser
 from coterie.algorithms.server_math.common_descent import CommonDescent, common_descent, drift_factors
-from coterie.rows import Rows, put_rows, take_rows
+from coterie.rows import Rows, gram, put_rows, take_rows
 from coterie.rows.host_copies import on_device, on_host
 
 
@@ -186,7 +186,10 @@ class FedPG(Algorithm):
         """Start every model at the initial one, without gradients."""
         nothing = torch.zeros_like(start.row)
         seen = torch.zeros(start.clients, dtype=torch.int64, device=start.row.device)
-        return {"w": start.row, "g": start.rows(nothing), "seen": seen}, {
+        # Where they would take more memory than the gradients themselves they are not kept.
+        kept = start.clients if self.history and 2 * start.clients <= len(start.row) else 0
+        products = torch.zeros(kept, kept, dtype=torch.float64, device=start.row.device)
+        return {"w": start.row, "g": start.rows(nothing), "seen": seen, "products": products}, {
             "w": start.rows(),
             "omega": start.rows(),
             "g": start.rows(nothing),
@@ -207,15 +210,10 @@ class FedPG(Algorithm):
 
     def round(self, server: State, cohort: Cohort) -> Round:
         """Find the common direction, step along it, remember the gradients."""
-        w, online, info = yield from self._descend(server, cohort)
+        w, online, memory, info = yield from self._descend(server, cohort)
         # On the host, where the next round looks at it: a GPU would have to be waited for.
         seen = on_host(server["seen"]).index_fill(0, on_host(online.clients), cohort.round)
-        new = {
-            "w": w,
-            "g": put_rows(server["g"], online.clients, online["g"]),
-            "seen": on_device(seen, server["seen"].device),
-        }
-        return new, info
+        return {"w": w, "seen": on_device(seen, server["seen"].device)} | memory, info
 
     def personalise(self, server: State, cohort: Cohort) -> Personalise:
         """Keep the personal models as they are, or with ``fresh`` make them anew."""
@@ -232,25 +230,46 @@ class FedPG(Algorithm):
         """Return ω."""
         return {"w": server["w"]}
 
-    def _descend(self, server: State, cohort: Cohort) -> Generator[Ask, Replies, tuple[Tensor, Replies, Info]]:
-        """Run a round's exchanges; returns the new global model, the gradients that came back, and what to record."""
+    def _descend(self, server: State, cohort: Cohort) -> Generator[Ask, Replies, tuple[Tensor, Replies, State, Info]]:
+        """Run a round's exchanges; returns the new global model, what came back, what to remember and to record."""
         w = server["w"]
         online = yield Ask("gradient", Message(shared={"w": w}))
+        memory = self._remember(server, online)
         absent = self.window(server["seen"], online.clients, cohort.round)
         stale = take_rows(server["g"], absent)
+        products = None
+        if len(memory["products"]):
+            columns = torch.cat([online.clients, absent])
+            products = memory["products"][columns][:, columns]
         found = common_descent(
-            online["g"], online["loss"], stale, fair=self.fair, mean_direction=self.direction == "mean"
+            online["g"],
+            online["loss"],
+            stale,
+            products=products,
+            fair=self.fair,
+            mean_direction=self.direction == "mean",
         )
         gamma = torch.zeros_like(found.slopes)
         if self.drift:
             gamma = drift_factors(
                 online["g"],
                 found.direction,
+                products=products,
                 history=stale if self.gamma_over_history else None,
                 constraining=found.online_kept,
             )
         eta, info = yield from self.take_step(online, found, gamma.to(w.dtype), cohort)
-        return w + eta * found.direction, online, self._record(found, gamma, online, absent, cohort) | info
+        return w + eta * found.direction, online, memory, self._record(found, gamma, online, absent, cohort) | info
+
+    def _remember(self, server: State, online: Replies) -> State:
+        """Return all clients' last gradients and their inner products, of which only those of new ones are computed."""
+        clients, new, old = online.clients, online["g"], server["g"]
+        products = server.get("products", new.new_zeros(0, 0))  # older checkpoints have none
+        if len(products):
+            # With the gradients as they were: their matrix is read as it lies, and a changed one would be copied.
+            rows = gram(new, old).index_copy(1, clients, gram(new))
+            products = products.index_copy(0, clients, rows).index_copy(1, clients, rows.T)
+        return {"g": put_rows(old, clients, new), "products": products}
 
     def window(self, seen: Tensor, online: Tensor, now: int) -> Tensor:
         """Return the absent clients whose last gradients still count."""

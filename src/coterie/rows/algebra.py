@@ -23,7 +23,8 @@ from coterie.rows.matrix import ClientMatrix
 
 _MANY_SUMS = 64  # from which on splitting their terms pays
 _LONG_SUM = 256  # terms from which on a sum costs more to compute than to send
-_BLOCK_ELEMENTS = 2**22  # of a float64 block: 32 MiB
+_BLOCK_ELEMENTS = 2**22  # of a float64 block on a GPU, where each costs launches: 32 MiB
+_CACHED_ELEMENTS = 2**18  # and on a CPU, where it is read again from the core's own cache: 2 MiB
 _DENSE_BYTES = 2**30  # up to which a client matrix is copied into a CPU's memory as a whole
 _PAIR_BYTES = 2**28  # of a block of rows where pairs of blocks are multiplied
 
@@ -43,7 +44,8 @@ def column_blocks(rows: Tensor, clients: int | None = None) -> Iterator[Tensor]:
     Tensor
         Views of consecutive columns.
     """
-    width = max(256, _BLOCK_ELEMENTS // max(1, len(rows) if clients is None else clients))
+    elements = _BLOCK_ELEMENTS if rows.is_cuda else _CACHED_ELEMENTS
+    width = max(256, elements // max(1, len(rows) if clients is None else clients))
     whole = not isinstance(rows, ClientMatrix) and rows.shape[1] <= width
     yield from (rows,) if whole else rows.split(width, dim=1)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from coterie.algorithms.server_math.common_descent import (
     CommonDescent,
     common_descent,
+    drift_factors,
     rescale,
 )
 from coterie.algorithms.server_math.fairness import fairness_coefficients
@@ -109,6 +110,22 @@ def test_direction_descends_for_every_online_and_absent_client_and_for_f(
         columns = columns / columns.norm(dim=1, keepdim=True)
         assert float((min_norm_point(columns @ columns.T) @ columns).norm()) < 1e-4
     torch.testing.assert_close(found.slopes, gradients.double() @ direction, rtol=1e-10, atol=0)
+
+
+@given(seed=seeds, online=st.integers(1, 8), absent=st.integers(0, 8), fair=st.booleans())
+@quick
+def test_inner_products_that_are_known_need_not_be_computed(seed: int, online: int, absent: int, fair: bool) -> None:
+    gradients, losses, history = problem(seed, online, absent)
+    every = torch.cat([gradients, history])
+    one = common_descent(gradients, losses, history, fair=fair)
+    other = common_descent(gradients, losses, history, products=every @ every.T, fair=fair)
+    torch.testing.assert_close(other.raw, one.raw, rtol=0, atol=1e-9 * one.mu)
+    assert (other.fair, other.stationary) == (one.fair, one.stationary)
+    among = gradients @ gradients.T
+    for stale, products in ((None, among), (history, torch.cat([among, gradients @ history.T], 1))):
+        found = drift_factors(gradients, one.direction, products=products, history=stale)
+        expected = drift_factors(gradients, one.direction, history=stale)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @given(seed=seeds, online=st.integers(1, 8), absent=st.integers(0, 4))

@@ -180,7 +180,8 @@ def test_median_and_trimmed_mean_stay_among_the_honest(value: float) -> None:
 def test_blocks_of_columns_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = honest(6, 7, 1000)
     whole = [coordinate_median(rows), trimmed_mean(rows, 2), krum_scores(rows, 1)]
-    monkeypatch.setattr("coterie.rows.algebra._BLOCK_ELEMENTS", 1)  # blocks of 256 columns
+    for name in ("_BLOCK_ELEMENTS", "_CACHED_ELEMENTS"):
+        monkeypatch.setattr(f"coterie.rows.algebra.{name}", 1)  # blocks of 256 columns
     assert len(list(robust.column_blocks(rows))) == 4
     for found, expected in zip(
         [coordinate_median(rows), trimmed_mean(rows, 2), krum_scores(rows, 1)], whole, strict=True

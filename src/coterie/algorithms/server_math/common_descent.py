@@ -127,6 +127,7 @@ def common_descent(
     losses: Tensor,
     history: Tensor | None = None,
     *,
+    products: Tensor | None = None,
     fair: bool = True,
     mean_direction: bool = False,
 ) -> CommonDescent:
@@ -143,6 +144,8 @@ def common_descent(
         Their losses ``[online]``.
     history
         Last gradients of the absent clients that still count ``[absent, parameters]``.
+    products
+        Inner products of all these gradients, the online ones first, where they are known: ``[k, k]`` in float64.
     fair
         Whether the fairness gradient is a column (off: ablation M2).
     mean_direction
@@ -170,7 +173,7 @@ def common_descent(
         # From the gradients as they are: of the rescaled ones, the sum is not the gradient of F.
         fair_row = _combine((gradients,), to_device(fairness_coefficients(losses), device)).unsqueeze(0)
     parts = _widened((gradients, gradients[:0] if history is None else history, fair_row))
-    products = _joint_gram(parts).cpu()
+    products = (_joint_gram(parts) if products is None else _bordered(products, parts)).cpu()
     if not bool(products.isfinite().all()) or not bool(losses.isfinite().all()):
         raise AlgorithmError("a common descent needs finite gradients and losses, but some are not finite")
 
@@ -224,7 +227,12 @@ def common_descent(
 
 
 def drift_factors(
-    gradients: Tensor, direction: Tensor, *, history: Tensor | None = None, constraining: Tensor | None = None
+    gradients: Tensor,
+    direction: Tensor,
+    *,
+    products: Tensor | None = None,
+    history: Tensor | None = None,
+    constraining: Tensor | None = None,
 ) -> Tensor:
     """How far each client may drift from the common direction towards its own gradient without harm to the others.
 
@@ -239,6 +247,8 @@ def drift_factors(
         Gradients of the online clients ``[online, parameters]``, not rescaled.
     direction
         The common direction ``[parameters]``, rescaled.
+    products
+        Inner products of all gradients, the online ones first, where they are known: ``[k, k]`` in float64.
     history
         Gradients of absent clients that constrain too ``[absent, parameters]``; usually none.
     constraining
@@ -250,13 +260,14 @@ def drift_factors(
     Tensor
         Float64 ``gamma`` ``[online]`` in [0, 1].
     """
-    inner = gram(gradients)
+    online = len(gradients)
+    inner = gram(gradients) if products is None else products[:online, :online]
     served = _products(gradients, direction)
     binds = ~torch.eye(len(inner), dtype=torch.bool, device=inner.device)
     if constraining is not None:
         binds &= constraining.to(inner.device)
     if history is not None:
-        inner = torch.cat([inner, gram(gradients, history)], 1)
+        inner = torch.cat([inner, gram(gradients, history) if products is None else products[:online, online:]], 1)
         served = torch.cat([served, _products(history, direction)])
         binds = torch.cat([binds, binds.new_ones(len(binds), len(history))], 1)
     slope = served.clamp_max(0).abs()  # |a_j|, or 0 where d does not serve j
@@ -279,6 +290,15 @@ def _joint_gram(parts: tuple[Tensor, ...]) -> Tensor:
         wide = torch.cat([block.double() for block in blocks])
         total.addmm_(wide, wide.T)
     return (total + total.T) / 2
+
+
+def _bordered(products: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+    """Add to the inner products of all rows but the fairness gradient's those with it, if there is one."""
+    fair_row = parts[-1]
+    if not len(fair_row):
+        return products
+    border = torch.cat([_products(part, fair_row[0]) for part in parts])
+    return torch.cat([torch.cat([products, border[:-1].unsqueeze(0)]), border.unsqueeze(1)], 1)
 
 
 def _products(rows: Tensor, vector: Tensor) -> Tensor:
