@@ -97,6 +97,27 @@ def test_only_where_the_processor_has_units_that_mkl_leaves_idle(monkeypatch: py
         products.has_idle_units.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("described", "idle"),
+    [
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n", True),
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n", False),  # Zen 4: its units are 256 bits wide
+        ("vendor_id\t: GenuineIntel\ncpu family\t: 26\n", False),
+        ("AMD64 Family 26 Model 68 Stepping 0, AuthenticAMD", True),
+        ("AuthenticAMD", False),
+    ],
+)
+def test_which_processors_those_are(described: str, idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(products.Path, "exists", lambda path: True)
+    monkeypatch.setattr(products.Path, "read_text", lambda path, encoding: described)
+    products.has_idle_units.cache_clear()
+    try:
+        assert products.has_idle_units() is idle
+    finally:
+        products.has_idle_units.cache_clear()
+
+
 @pytest.mark.usefixtures("idle_units")
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_model_computes_the_same_by_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:

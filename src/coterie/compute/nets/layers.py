@@ -43,7 +43,7 @@ def _linear(layer: nn.Linear, weights: Rows, x: Tensor, rows: int, convolution: 
     if products.goes_by_rows(batch, weight):
         return products.linear(batch, weight, bias).view(*x.shape[:-1], weight.shape[1])
     if rows == 1:  # PyTorch shares the rows of a batched product among threads, but not the product of a single row
-        return F.linear(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
+        return F.linear(x, *_of_one_row(weights))
     # The fused step of GradientTap changes the weights itself, so that the kernel needs no gradient for them.
     if few_samples(batch, 64) and not weight.requires_grad and kernels.usable(batch, weight):
         from coterie.kernels.linear import apply
@@ -201,13 +201,22 @@ def _conv2d_unfold(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, x: Ten
 
 
 def _group_norm(layer: nn.GroupNorm, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:
+    if rows == 1:  # a row by itself needs no passes of their own for its weights
+        return F.group_norm(x, layer.num_groups, *_of_one_row(weights), layer.eps)
     plain = F.group_norm(x, layer.num_groups, None, None, layer.eps)
     return _affine(weights, plain, rows, (1, -1, *(1,) * (x.dim() - 2)))
 
 
 def _layer_norm(layer: nn.LayerNorm, weights: Rows, x: Tensor, rows: int, convolution: Convolution) -> Tensor:
+    if rows == 1:
+        return F.layer_norm(x, layer.normalized_shape, *_of_one_row(weights), layer.eps)
     plain = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
     return _affine(weights, plain, rows, (*(1,) * (x.dim() - len(layer.normalized_shape)), *layer.normalized_shape))
+
+
+def _of_one_row(weights: Rows) -> tuple[Tensor, Tensor | None]:
+    bias = weights.get("bias")
+    return weights["weight"].squeeze(0), None if bias is None else bias.squeeze(0)
 
 
 def _affine(weights: Rows, plain: Tensor, rows: int, shape: tuple[int, ...]) -> Tensor:

@@ -52,8 +52,15 @@ class GradientTap:
 
             descend_(weight, self.weights.get("bias"), entered, gradient, rate, kernels.precision())
             return
+        by_rows = products.goes_by_rows(gradient.transpose(1, 2), entered.transpose(1, 2))
+        if rows == 1 and not (by_rows or weight.is_cuda or torch.compiler.is_compiling()):
+            # The rate is a factor of the product: a sequence's gradient may be larger than the weights by far.
+            weight[0].addmm_(gradient[0].T, entered[0], alpha=-float(rate))
+            if "bias" in self.weights:
+                self.weights["bias"].sub_(gradient.sum(1) * rate)
+            return
         step = gradient * -rate.unsqueeze(-1)
-        if products.goes_by_rows(step.transpose(1, 2), entered.transpose(1, 2)):
+        if by_rows:
             weight.add_(products.linear(step.transpose(1, 2), entered.transpose(1, 2)))
         elif not weight.is_cuda and weight[0].numel() < 2**16 and cpu_threads.available() > 1:
             # In place, PyTorch updates the rows of a matrix with gaps between them one after another on a CPU. For
