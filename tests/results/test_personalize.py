@@ -20,7 +20,7 @@ from coterie import api
 from coterie.cli.app import app
 from coterie.config import from_mapping
 from coterie.data.hospitals import draw_hospitals
-from coterie.errors import ConfigError, CoterieError, DataError, RunFolderError
+from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError, RunFolderError
 from coterie.results.export import export, personalize, predict
 from tests.results.test_export import code_of
 from tests.small_runs import config_of
@@ -218,6 +218,22 @@ def test_what_does_not_fit_is_one_sentence(hospitals: Callable[..., tuple[Path, 
     (tmp_path / "there" / "file").write_text("mine")
     with pytest.raises(RunFolderError, match="is there already"):
         personalize(run, new, tmp_path / "there")
+
+
+def test_categories_that_the_run_does_not_know_are_named(
+    hospitals: Callable[..., tuple[Path, Path]], tmp_path: Path
+) -> None:
+    run, new = hospitals("fedacs", ONE_STEP)
+    table, path = pd.read_csv(new), tmp_path / "rows.csv"
+    wards = ["hospice", "burns", "hospice", "garden", "street"]
+    table.assign(ward=wards + table["ward"].tolist()[5:], sex=["diverse", *table["sex"].tolist()[1:]]).to_csv(path)
+    with pytest.warns(CoterieWarning) as told:
+        personalize(run, path, tmp_path / "mine")
+    counts = ", which counts as none of the known categories there"
+    assert [str(one.message).removeprefix(f"{path}: ").removesuffix(counts) for one in told] == [
+        "column 'sex' has 'diverse' in one row",
+        "column 'ward' has 'hospice', 'burns', 'garden' and more in 5 rows",
+    ]
 
 
 def test_samples_that_no_model_can_train_on_are_one_sentence(

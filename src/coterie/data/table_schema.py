@@ -23,6 +23,7 @@ _MOSTLY = 0.5  # a column of texts of which more than this part are numbers was 
 _GAPS = 6  # up to so many different texts among numbers may all be ways to write a gap
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 _TRUTHS = {"true": 1.0, "false": 0.0}
+_NAMED = 3  # unknown categories of a column that are named
 
 MISSING = " is missing"
 """How the name of a column ends that says where another has gaps."""
@@ -227,6 +228,23 @@ def encode(frame: pd.DataFrame, schema: TableSchema) -> tuple[list[Feature], lis
         elif column.indicator:
             features.append(Feature(f"{name}{MISSING}", gaps.astype(np.float64)))
     return features, problems
+
+
+def unknown_categories(frame: pd.DataFrame, schema: TableSchema) -> list[str]:
+    """Say in sentences which categories of a table the schema does not have: they count as none of those it has."""
+    said = []
+    for name, column in schema.columns.items():
+        if column.kind != "category" or name not in frame:
+            continue
+        given = with_gaps(frame[name], column.missing)
+        known = np.sum([each.values for each in _one_hot(given, name, column.categories)], axis=0) > 0
+        unknown = given[given.notna().to_numpy() & ~known].astype(str)
+        if len(unknown):
+            kinds = unknown.unique().tolist()
+            some = ", ".join(repr(one) for one in kinds[:_NAMED]) + (" and more" if len(kinds) > _NAMED else "")
+            rows = f"{len(unknown):,} rows" if len(unknown) > 1 else "one row"
+            said.append(f"column {name!r} has {some} in {rows}, which counts as none of the known categories there")
+    return said
 
 
 def features_of(schema: TableSchema) -> list[Feature]:

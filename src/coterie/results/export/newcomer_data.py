@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from coterie.data.frames import checked_frame, content_of, read_csv
 from coterie.data.registry import SOURCES
 from coterie.data.sequences import padded
 from coterie.data.table import TableSource
-from coterie.data.table_schema import ColumnSchema, TableSchema, preparation_of
-from coterie.errors import ConfigError, CoterieError, DataError
+from coterie.data.table_schema import ColumnSchema, TableSchema, preparation_of, unknown_categories
+from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError
 
 _TABLES, _ARRAYS = (".csv", ".parquet"), (".npz",)
 
@@ -59,6 +60,8 @@ def _table(path: Path, inputs: Mapping[str, Any], text: str, label: str | None) 
         raise DataError(f"{where} has no column {wanted.label!r}: it has {', '.join(frame.columns)}")
     content = content_of(wanted, frame[[*schema.columns, wanted.label]], where, schema)
     _refuse(content.problems, where)
+    for sentence in unknown_categories(frame, schema):
+        warnings.warn(f"{where}: {sentence}", CoterieWarning, stacklevel=4)
     x = torch.from_numpy(np.stack([each.values for each in content.features], 1).astype(np.float32))
     preparation = preparation_of(content.features, known is None or known.norm != "none")
     return _made(path, x, _labels(frame[wanted.label], inputs, where), inputs, preparation), name
