@@ -18,6 +18,7 @@ from torch import Tensor
 
 from coterie import api
 from coterie.algorithms.base import Minibatches, Task
+from coterie.algorithms.fedavg_ft import FedAvgFT
 from coterie.algorithms.local_training import Optimiser, ProximalTraining
 from coterie.compute.batched import BatchedEngine
 from coterie.compute.finiteness import Finiteness
@@ -357,6 +358,80 @@ def test_what_runs_have_in_common_is_built_once(tmp_path: Path, monkeypatch: pyt
     play_alone(runs, tmp_path / "alone")
     for run in runs:
         assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Of each exchange its purpose and round, and for how many runs steps were taken."""
+    found: list[tuple[str, int, int]] = []
+    run = JointEngine.run
+
+    def counting(self: JointEngine, asks: Sequence[Any]) -> Any:
+        engine, inner = self._all, self._all.run
+
+        def counted(task: Task, clients: Tensor, work: Any, message: Any, call: Any) -> Any:
+            found.append((asks[0].call.purpose, asks[0].call.round, len(call.asks)))
+            return inner(task, clients, work, message, call)
+
+        with monkeypatch.context() as context:
+            context.setattr(engine, "run", counted)
+            return run(self, asks)
+
+    monkeypatch.setattr(JointEngine, "run", counting)
+    return found
+
+
+def test_what_runs_ask_alike_is_computed_once(tmp_path: Path, computed: list[tuple[str, int, int]]) -> None:
+    more = {"rounds": 3, "participation": 0.6, "chunk": 1, "eval_every": 3}
+    runs = [
+        planned("fedavg", SETTINGS, 1, "fedavg", **more),
+        planned("fedavg_ft", SETTINGS | {"fine_tune_epochs": 2}, 1, "fine-tuned", **more),
+        planned("fedavg", SETTINGS | {"aggregator": "median"}, 1, "median", **more),  # apart from round 2 on
+        planned("fedavg_ft", SETTINGS | {"lr": 0.05}, 1, "other rate", **more),
+        planned("fedavg_ft", SETTINGS, 2, "other seed", **more),
+    ]
+    play_all(runs, tmp_path / "joint")
+    rounds = [(number, count) for purpose, number, count in computed if purpose == "round"]
+    assert rounds == [(1, 3), (2, 4), (3, 4)]
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=True)
+
+
+def test_what_only_begins_and_ends_rows_may_differ_where_steps_are_shared(
+    tmp_path: Path, computed: list[tuple[str, int, int]]
+) -> None:
+    more = {"rounds": 3, "participation": 0.6}
+    settings = [{}, {"gamma": 1.0}, {"drift": False}, {"fair": False}]
+    runs = [planned("fedpg", each, 1, f"fedpg{number}", **more) for number, each in enumerate(settings)]
+    play_all(runs, tmp_path / "joint")
+    # Without fairness the global model is another from round 2 on; personal models are another run's in no case.
+    gradients = [(number, count) for purpose, number, count in computed if purpose == "round"][::2]
+    assert gradients == [(1, 1), (2, 2), (3, 2)]
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+    ends = [last_state(tmp_path / "joint" / run.name).clients["w"] for run in runs]
+    assert not any(torch.equal(ends[0], other) for other in ends[1:])
+
+
+def test_a_run_that_changes_its_replies_changes_nobody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[tuple[str, int, int]]
+) -> None:
+    join = FedAvgFT.join
+
+    def careless(self: FedAvgFT, models: Tensor, shares: Tensor) -> Tensor:
+        found = join(self, models, shares)
+        models.zero_()
+        return found
+
+    runs = [planned(name, SETTINGS, 1, name, rounds=3) for name in ("fedavg_ft", "fedavg", "fedprox_ft")]
+    play_alone(runs, tmp_path / "alone")
+    monkeypatch.setattr(FedAvgFT, "join", careless)
+    play_all(runs[:2], tmp_path / "joint")
+    assert [count for purpose, _, count in computed if purpose == "round"] == [1, 1, 1]
+    for run in runs[:2]:
+        assert same(last_state(tmp_path / "joint" / run.name).server, last_state(tmp_path / "alone" / run.name).server)
 
 
 def test_what_runs_of_a_round_have_in_common_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

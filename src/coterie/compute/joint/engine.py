@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from coterie.compute.engine import Call, Predict, finished
 from coterie.compute.finiteness import Finiteness
 from coterie.compute.joint.asks import OutputsAsk, TaskAnswer, TaskAsk
 from coterie.compute.joint.prediction import JointPrediction
+from coterie.compute.joint.repeats import Repeats
 from coterie.compute.joint.samples import join_samples
 from coterie.compute.joint.tasks import JointContext, JointTask
 from coterie.compute.nets.row_net import agrees
@@ -162,6 +163,7 @@ class JointEngine:
         self._all = _FederatedRuns(engines, join_samples([engine.samples for engine in engines]))
         self._firsts = [int(first) for first in self._all.firsts[:-1]]
         self._tasks: BoundedCache[tuple[Identity, ...], JointTask] = BoundedCache(_TASKS)
+        self._repeats = Repeats(engines)
         self._prediction = JointPrediction(self._all, self._firsts)
 
     def run(self, asks: Sequence[TaskAsk]) -> list[TaskAnswer]:
@@ -175,9 +177,10 @@ class JointEngine:
         for ask, context in zip(asks, contexts, strict=True):
             works.append(ask.task.start(context, ask.state, ask.message))
             check_rows("what start gives", works[-1], ask.clients.shape[0])
-        answers: dict[int, tuple[Rows, Rows]] = {}
+        ends: dict[int, Rows] = {}
         together = list[tuple[Tensor, Sequence[Tensor]]]()
-        groups = _alike(works)
+        first = self._repeats.find(asks, works)
+        groups = _alike({place: work for place, work in enumerate(works) if first[place] == place})
         for places in groups:
             some = [asks[place] for place in places]
             counts = [ask.clients.shape[0] for ask in some]
@@ -185,17 +188,22 @@ class JointEngine:
             work = {name: torch.cat([works[place][name] for place in places]) for name in works[places[0]]}
             work |= task.columns(counts, device)
             mine = clients
-            if len(groups) > 1:
+            if len(places) < len(asks):
                 mine = on_device(torch.from_numpy(np.concatenate([numbers[place] for place in places])), device)
             own = tuple(contexts[place] for place in places)
             done, _ = self._all.run(task, mine, work, {}, JointCall(0, asks=tuple(some), contexts=own))
             pieces = {name: value.split(counts) for name, value in done.items()}
             together += [(value, pieces[name]) for name, value in done.items()]
             for number, place in enumerate(places):
-                rows = {name: each[number] for name, each in pieces.items()}
-                answers[place] = finished(asks[place].task, contexts[place], rows)
-        finite = _finite(answers.values(), together)
-        return [TaskAnswer(*answers[place], finite) for place in range(len(asks))]
+                ends[place] = {name: each[number] for name, each in pieces.items()}
+        answers = []
+        for place, (ask, context) in enumerate(zip(asks, contexts, strict=True)):
+            # A run may change in place what it is answered.
+            same = first[place] == place
+            rows = ends[place] if same else {name: value.clone() for name, value in ends[first[place]].items()}
+            answers.append(finished(ask.task, context, rows))
+        finite = _finite(answers, together)
+        return [TaskAnswer(*answer, finite) for answer in answers]
 
     def outputs(self, predict: Predict, asks: Sequence[OutputsAsk]) -> list[Tensor]:
         """Apply models of different runs, with the same splits and rows of the same shapes."""
@@ -215,10 +223,10 @@ def _finite(answers: Iterable[tuple[Rows, Rows]], together: Sequence[tuple[Tenso
     return Finiteness([value for value in (*wholes, *left.values()) if value.is_floating_point() and len(value)])
 
 
-def _alike(works: Sequence[Rows]) -> list[list[int]]:
+def _alike(works: Mapping[int, Rows]) -> list[list[int]]:
     """Group the places of working rows that can be put in one matrix."""
     found: dict[Hashable, list[int]] = {}
-    for place, work in enumerate(works):
+    for place, work in works.items():
         shapes = tuple(sorted((name, tuple(value.shape[1:]), value.dtype) for name, value in work.items()))
         found.setdefault(shapes, []).append(place)
     return list(found.values())

@@ -22,16 +22,16 @@ Path = tuple[str, ...]
 """A field of a task, or of a part of it: ``("optimiser", "momentum")``."""
 
 
-def signature(part: Any) -> Hashable:
-    """Give what two tasks must have in common for their steps to be taken together.
+def signature(part: Any, whole: bool = False) -> Hashable:
+    """Give what two tasks must have in common for their steps to be taken together, or with ``whole`` to be the same.
 
-    That is everything but the fields that no step looks at, and the numbers that a step takes row by row, of which it
-    must only be the same whether they are 0. What cannot be compared has nothing in common with anything else.
+    The first is everything but the fields that no step looks at, and the numbers that a step takes row by row, of which
+    it must only be the same whether they are 0. What cannot be compared has nothing in common with anything else.
     """
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        outside, per_row = _own(part, "outside_steps"), _own(part, "per_row")
+        outside, per_row = ((), ()) if whole else (_own(part, "outside_steps"), _own(part, "per_row"))
         return type(part), tuple(
-            (field.name, bool(value) if field.name in per_row else signature(value))
+            (field.name, bool(value) if field.name in per_row else signature(value, whole))
             for field in dataclasses.fields(part)
             for value in (getattr(part, field.name),)
             if field.name not in outside
@@ -39,7 +39,7 @@ def signature(part: Any) -> Hashable:
     if part is None or isinstance(part, bool | int | float | str):
         return type(part), part
     if isinstance(part, tuple):
-        return tuple, tuple(map(signature, part))
+        return tuple, tuple(signature(each, whole) for each in part)
     return Identity(part)
 
 
@@ -49,7 +49,7 @@ def _own(part: Any, name: str) -> tuple[str, ...]:
     return found
 
 
-def _numbers(part: Any) -> dict[Path, float]:
+def numbers_of(part: Any) -> dict[Path, float]:
     """Give the numbers that a step takes row by row."""
     found: dict[Path, float] = {}
     per_row = _own(part, "per_row")
@@ -58,7 +58,7 @@ def _numbers(part: Any) -> dict[Path, float]:
         if field.name in per_row:
             found[(field.name,)] = value
         elif dataclasses.is_dataclass(value):
-            found |= {(field.name, *path): number for path, number in _numbers(value).items()}
+            found |= {(field.name, *path): number for path, number in numbers_of(value).items()}
     return found
 
 
@@ -98,7 +98,7 @@ class JointTask(Task):
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tuple(tasks)
-        numbers = [_numbers(task) for task in tasks]
+        numbers = [numbers_of(task) for task in tasks]
         self._varied = [path for path in numbers[0] if len({each[path] for each in numbers}) > 1]
         self._columns = {_COLUMN + " ".join(path): [each[path] for each in numbers] for path in self._varied}
 
