@@ -44,6 +44,11 @@ class Repeats:
             Asks for tasks of one signature.
         works
             The rows that their steps begin with.
+
+        Returns
+        -------
+        list
+            Places among the asks.
         """
         found: list[int] = []
         for place in range(len(asks)):
