@@ -106,8 +106,11 @@ def _show_criterion(recipe: Recipe, criterion: Criterion) -> None:
     said = "; ".join(
         f"{key}: {', '.join(value) if isinstance(value, list) else value}" for key, value in words.items() if value
     )
-    also = ", also when quick" if criterion.quick else ""
+    also = ", on the mean over them" if criterion.take == "mean" else ""
+    also += ", also when quick" if criterion.quick else ""
     out.print(Text(f"- {criterion.says}"))
     _indented(f"{where}{also}: {kind.replace('_', ' ')} ({said})", "dim")
+    if criterion.leave_out:
+        _indented(f"* does not stand for {', '.join(criterion.leave_out)}", "dim")
     if criterion.note:
         _indented(criterion.note, "dim")

@@ -133,6 +133,8 @@ def record(ours: Sequence[float], theirs: Sequence[float], **changes: Any) -> Re
         "model": "linear",
         "clients": 5,
         "participation": 1.0,
+        "validation": 0.1,
+        "at": "final",
         "cells": cells,
         "tuning": [{"setting": "", "method": "theirs", "tried": [{"lr": 1}, {"lr": 2}], "edges": ["lr=2 is at it"]}],
     }
@@ -187,6 +189,8 @@ def test_one_case_of_many_may_fail_by_chance(basis: Basis) -> None:
         ({}, {"tuned": TuningNeeded(methods=("*",), values=2)}, "ours was not tuned"),
         ({}, {"tuned": TuningNeeded(methods=("theirs",), values=5)}, "theirs was tuned over two values of five"),
         ({"clients": 4}, {}, "clients was 4, and is 5 in the recipe"),
+        ({"validation": 0.0}, {}, "validation was 0.0, and is 0.1 in the recipe"),
+        ({"at": "best"}, {}, "numbers were read at best, and are at final in the recipe"),
         ({"partition": "iid"}, {}, "partition was iid, and is natural in the recipe"),
         (
             {"methods": {"theirs": {"algorithm": "fedavg", "settings": {"local_epochs": 7}}}},
@@ -230,6 +234,72 @@ def test_a_rival_that_diverged_or_is_not_there_leaves_it_open(basis: Basis) -> N
     del cells[1]
     assert judged(every, gone).places[0].reasons == ("theirs was not run",)
     assert judged(basis, {}).places[0].reasons == ("not run",)
+
+
+def test_other_values_than_the_recipes_decide_nothing(basis: Basis) -> None:
+    path = Path(basis.recipe)
+    made = yaml.safe_load(path.read_text())
+    made["parts"][0]["plan"]["methods"][1]["tune"] = {"lr": [1, 3]}
+    path.write_text(yaml.safe_dump(made, sort_keys=False))
+    then = {"theirs": {"algorithm": "fedavg", "settings": {}}}
+    (found,) = judged(basis, record(FAR, NEAR, methods=then)).places
+    assert found.reasons == ("theirs was tuned over other values than the recipe's",)
+    tuning = [{"setting": "", "method": "theirs", "tried": [{"lr": 3.0}, {"lr": 1.0}], "edges": []}]
+    assert judged(basis, record(FAR, NEAR, methods=then, tuning=tuning)).answer == "holds"
+
+
+def test_a_part_that_was_not_run_has_all_of_its_cases(basis: Basis) -> None:
+    path = Path(basis.recipe)
+    made = yaml.safe_load(path.read_text())
+    made["parts"].append({**values()["parts"][1], "readings": {"personal": {}}, "numbers": {}})  # a grid of three rates
+    made["parts"][1]["plan"]["methods"] = made["parts"][0]["plan"]["methods"]
+    path.write_text(yaml.safe_dump(made, sort_keys=False))
+    claim = Claim(id="fedamp-x", where="Table 9", claim="So.", rests_on=(basis,), most=True)
+    found = judge_claim(claim, PROTOCOL, record(FAR, NEAR))
+    assert [place.answer for place in found.places] == ["holds", *3 * ["undecided"]]
+    assert len({place.setting for place in found.places[1:]}) == 3
+    assert found.answer == "undecided", "one of four is not most"
+
+
+def test_equal_runs_decide_nothing_strict(basis: Basis) -> None:
+    (found,) = judged(basis, record(FAR, FAR)).places
+    assert found.answer == "undecided" and found.reasons == ("what is compared are the same runs",)
+
+
+def test_what_is_so_by_definition_needs_no_interval(basis: Basis) -> None:
+    path = Path(basis.recipe)
+    made = yaml.safe_load(path.read_text())
+    made["criteria"][0] |= {"at_least": made["criteria"][0].pop("above"), "always": True}
+    path.write_text(yaml.safe_dump(made, sort_keys=False))
+    close = record((80.1, 80.0, 80.0), (80.0, 80.0, 80.0))  # an interval over seeds would include zero
+    assert judged(basis, close).answer == "holds"
+    assert judged(basis, record((79.9, 80.0, 80.0), (80.0, 80.0, 80.0))).answer == "does not hold"
+    assert judged(basis, record((80.1, 80.0, 80.0), (80.0, 80.0, 80.0), rounds=3)).answer == "undecided"
+
+
+def test_shares_of_clients_have_an_interval_over_seeds_and_name_whom_they_are_compared_with(basis: Basis) -> None:
+    path = Path(basis.recipe)
+    made = yaml.safe_load(path.read_text())
+    made["parts"][0]["readings"] = {"personal": {}, "ahead": {"paired": "ahead", "against": "ours"}}
+    made["parts"][0]["numbers"] = {}
+    made["parts"][0]["not_targets"] = []
+    made["criteria"][0] = {"name": "ahead", "says": "So.", "between": {"of": ["theirs | ahead"], "high": 0.4999}}
+    path.write_text(yaml.safe_dump(made, sort_keys=False))
+
+    def shares(*each: float, **more: Any) -> Records:
+        found = record(FAR, NEAR, **more)
+        mean = sum(each) / len(each)
+        cell = {"method": "theirs", "reading": "ahead", "mean": mean, "std": None, "each": list(each)}
+        found["small", "one"].values["cells"].append(cell)
+        return found
+
+    (narrow,) = judged(basis, shares(0.46, 0.50, 0.51)).places  # below a half in the mean, and not beyond chance
+    assert narrow.answer == "undecided" and narrow.over_seeds is not None
+    assert narrow.over_seeds.low < 0 < narrow.over_seeds.high
+    assert judged(basis, shares(0.30, 0.31, 0.32)).answer == "holds"
+    both = PROTOCOL.but(Protocol(tuned=TuningNeeded(methods=("*",), values=2)))
+    (found,) = judged(basis, shares(0.30, 0.31, 0.32), both).places
+    assert found.reasons == ("ours was not tuned",)
 
 
 def place(answer: Any, part: str, *why: str) -> PlaceJudgement:
@@ -284,7 +354,7 @@ def test_cases_with_the_same_reasons_are_told_together(basis: Basis) -> None:
         place("undecided", "EMNIST", "not run"),
         place("undecided", "Fashion-MNIST", "one seed of five"),
     )
-    assert reasons(Judgement(claim, places)) == ["MNIST and Fashion-MNIST: one seed of five", "not run: EMNIST"]
+    assert reasons(Judgement(claim, places)) == ["MNIST and Fashion-MNIST: one seed of five", "not run: EMNIST (small)"]
 
 
 def test_a_claim_is_judged_on_each_data_set_alone(basis: Basis) -> None:

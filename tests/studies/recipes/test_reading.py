@@ -190,6 +190,8 @@ def test_pairs_of_clients_of_all_seeds() -> None:
     # Two of four clients are equal, which counts half; on two, ours is ahead.
     assert read({"paired": "ahead", "against": "ours"}, unit="percent")["theirs"].mean == 0.25
     assert read({"paired": "ahead", "against": "theirs"})["ours"].mean == 0.75
+    shares = read({"paired": "ahead", "against": "theirs"})["ours"]
+    assert len(shares.each) == shares.seeds and sum(shares.each) / shares.seeds == pytest.approx(0.75)
     assert read({"paired": "difference", "against": "ours"}, unit="percent")["alone"].mean == pytest.approx(-1.0)
     assert read({"paired": "pvalue", "against": "ours", "model": "global"}) == {}
 

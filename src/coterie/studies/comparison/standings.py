@@ -263,10 +263,13 @@ def choose(
     return ([] if key is None else whole[key]), tuned
 
 
-def validation_score(result: Result, at: At) -> float:
-    """Give the mean over honest clients on validation data of the method's first model, at the round that is shown."""
+def validation_score(result: Result, at: At, wanted: str | None = None) -> float:
+    """Give the mean over honest clients on validation data at the round that is shown.
+
+    Of the model that is wanted; of the method's first one if none is, or the method has no such model.
+    """
     summary = result.summary
-    model = next(model for model in SHOWN if summary.get(model))
+    model = next(model for model in (wanted, *SHOWN) if model is not None and summary.get(model))
     honest = result.shares.loc[result.shares["role"] == "honest", "client"].to_numpy()
     measured = columns_of(result).where(model=model, split="validation", metric=summary["metric"], clients=honest)
     if not len(measured):

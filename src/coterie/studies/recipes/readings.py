@@ -13,7 +13,7 @@ from coterie.studies.comparison import ComparisonPlan, Tuned
 from coterie.studies.comparison.standings import choose
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.plans import settings_of
-from coterie.studies.recipes.run_numbers import RunNumbers
+from coterie.studies.recipes.run_numbers import Floats, RunNumbers
 from coterie.studies.recipes.schema import Reading, RecipePart
 
 
@@ -32,7 +32,7 @@ class Value:
         How many seeds there are.
     each
         What each seed gives, in the seeds' order, as far as an interval over seeds can be taken from it: of a cell that
-        holds a deviation, jackknife's pseudo-values; nothing for a test that pools the seeds.
+        holds a deviation, jackknife's pseudo-values; nothing for the p of a test that pools the seeds.
     """
 
     mean: float
@@ -138,16 +138,28 @@ def _pseudo_values(numbers: Sequence[float]) -> tuple[float, ...]:
 
 
 def _paired(name: str, kind: str, mine: Mapping[int, RunNumbers], theirs: Mapping[int, RunNumbers]) -> Value | None:
-    """Pair the clients of all seeds: another seed deals samples out anew, so its clients are others."""
+    """Pair the clients of all seeds: another seed deals samples out anew, so its clients are others.
+
+    A share or a difference is that of all of them, too, and each seed's is kept beside it.
+    """
     if any(name not in run.scores for run in (*mine.values(), *theirs.values())):  # one of the two has no such model
         return None
-    one, other = (
-        {(seed, client): score for seed, run in runs.items() for client, score in run.scores[name].items()}
-        for runs in (mine, theirs)
-    )
-    both = np.array([(score, other[at]) for at, score in one.items() if at in other], dtype=np.float64).reshape(-1, 2)
-    test = evaluation.wilcoxon(both[:, 0], both[:, 1])
     sign = 1.0 if next(iter(mine.values())).higher_is_better else -1.0
-    ahead = float(np.mean(np.heaviside(np.round(sign * (both[:, 0] - both[:, 1]), 12), 0.5)))
-    number = {"pvalue": test.pvalue, "ahead": ahead, "difference": test.median_difference}[kind]
-    return Value(number, math.nan, len(mine))
+    pairs = [_pairs(run.scores[name], theirs[seed].scores[name]) for seed, run in mine.items()]
+    pooled = _compared(kind, np.concatenate(pairs), sign)
+    if kind == "pvalue":
+        return Value(pooled, math.nan, len(mine))
+    each = tuple(_compared(kind, found, sign) for found in pairs)
+    return Value(pooled, float(np.std(each, ddof=1)) if len(each) > 1 else math.nan, len(each), each)
+
+
+def _pairs(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Floats:
+    both = [(score, theirs[client]) for client, score in mine.items() if client in theirs]
+    return np.array(both, dtype=np.float64).reshape(-1, 2)
+
+
+def _compared(kind: str, both: Floats, sign: float) -> float:
+    if kind == "ahead":
+        return float(np.mean(np.heaviside(np.round(sign * (both[:, 0] - both[:, 1]), 12), 0.5)))
+    test = evaluation.wilcoxon(both[:, 0], both[:, 1])
+    return test.pvalue if kind == "pvalue" else test.median_difference

@@ -96,7 +96,9 @@ def _numbers(part: RecipePart, run: PlannedRun, result: Result) -> RunNumbers:
         else:
             found = _statistics(reading, result, model, when)
         readings |= {} if found is None else {name: found}
-    validation = validation_score(result, part.at) if run.candidate else None
+    first = next(iter(part.readings.values()))
+    tuned_by = first.models.get(run.method, first.model)
+    validation = validation_score(result, part.at, tuned_by) if run.candidate else None
     return RunNumbers(bool(result.summary["higher_is_better"]), validation, readings, scores)
 
 

@@ -249,6 +249,7 @@ class Criterion(_Strict):
     take: Literal["each", "mean"] = Field("each", description="judge every part and setting, or their means once")
     leave_out: tuple[str, ...] = Field((), description="methods that * does not stand for either")
     quick: bool = Field(False, description="expected to hold in the quick version too")
+    always: bool = Field(False, description="true by definition, so that seeds leave nothing open")
     note: str = Field("", description="what else there is to know of it, one sentence")
     above: Above | None = None
     at_least: AtLeast | None = None

@@ -54,7 +54,14 @@ def terminal(outcome: RecipeOutcome) -> Group:
         blocks.append(part_table(found, recipe.unit, outcome.quick))
     if outcome.verdicts:
         blocks += [Text(), Text(counted(outcome.verdicts), style="bold"), *_criteria(outcome)]
+        blocks += [Text(), Text(AS_THEY_ARE, style="dim")]
     return Group(*blocks)
+
+
+AS_THEY_ARE = (
+    "By these numbers as they are. What can be said of the paper's claims, coterie recipe verdicts decides, which asks "
+    "for the paper's rounds, seeds and tuning."
+)
 
 
 def heading(recipe: Recipe) -> str:
@@ -164,7 +171,7 @@ def markdown(outcome: RecipeOutcome) -> str:
             continue
         blocks.append(part_table(found, recipe.unit, outcome.quick).markdown().rstrip("\n"))
     if outcome.verdicts:
-        lines = [f"## {counted(outcome.verdicts)}", ""]
+        lines = [f"## {counted(outcome.verdicts)}", "", AS_THEY_ARE, ""]
         for verdict in outcome.verdicts:
             lines.append(
                 f"- {_SIGNS[verdict.status][0]} **{verdict.status}**: {escape_markdown(verdict.criterion.says)}"

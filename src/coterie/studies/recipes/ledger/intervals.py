@@ -36,8 +36,8 @@ def interval(
     estimate: Estimate, cells: Mapping[CellName, Value], readings: Mapping[CellName, Reading]
 ) -> Interval | None:
     """Give the interval of an estimate over seeds, ``None`` where the records do not allow one."""
-    # A paired test pools the clients of all seeds: it is a statement about chance already, and has no other interval.
-    uncertain = {name: slope for name, slope in estimate.slopes.items() if readings[name].paired is None and slope}
+    # The p of a paired test is a statement about chance already, and has no other interval.
+    uncertain = {name: slope for name, slope in estimate.slopes.items() if readings[name].paired != "pvalue" and slope}
     if not uncertain:
         return _around(estimate.value, 0.0, 1)
     counts = {len(cells[name].each) for name in uncertain}

@@ -4,7 +4,7 @@ A claim rests on criteria of recipes, each judged for every part and setting tha
 
 - *undecided* where it was not run as the paper says: with fewer rounds or seeds, without its data, with a rival that
   was not tuned, or otherwise than the recipe stands now; where a method diverged; and where the interval over seeds
-  includes the threshold;
+  includes the threshold. A part that was not run has as many places as its recipe gives it;
 - else it *holds* where the interval lies beyond the threshold, and *does not hold* where it lies short of it.
 
 A claim holds where it holds in all places, and does not hold where it fails in one by more than chance makes one of so
@@ -26,6 +26,7 @@ from coterie.studies.recipes.ledger.claims import FEWEST_SEEDS, Basis, Claim, Pa
 from coterie.studies.recipes.ledger.intervals import LEVEL, Interval, interval
 from coterie.studies.recipes.ledger.records import PartRecord, Records, changes, outcome_of
 from coterie.studies.recipes.outcomes import PartOutcome
+from coterie.studies.recipes.plans import planned
 from coterie.studies.recipes.readings import Value
 from coterie.studies.recipes.schema import Criterion, Reading, Recipe
 from coterie.studies.recipes.verdicts import places_of
@@ -139,7 +140,10 @@ def _of_basis(basis: Basis, protocol: Protocol, records: Records) -> list[PlaceJ
         part, record = recipe.part(name), records.get((recipe.name, name))
         why = _not_run(record)
         if record is None or why:
-            found.append(PlaceJudgement(recipe.name, part.heading, "", "undecided", (why,), data=part.data_set))
+            there = places_of(criterion, PartOutcome(part, planned(part)))
+            found += [
+                PlaceJudgement(recipe.name, part.heading, at, "undecided", (why,), data=part.data_set) for at in there
+            ]
             continue
         outcome = outcome_of(part, record)
         for setting in places_of(criterion, outcome):
@@ -165,7 +169,7 @@ def _at_place(
         missing = str(found)
     methods = _compared(criterion, outcome)
     reasons = [*_lacks(outcome, record, setting, methods, protocol), *_gone(gone), *([missing] if missing else [])]
-    place = _decided(demands, list(dict.fromkeys(reasons)), *_cells([outcome]))
+    place = _decided(criterion, demands, list(dict.fromkeys(reasons)), *_cells([outcome]))
     notes = tuple(edge for method in methods for edge in record.edges(setting, method))
     return PlaceJudgement(recipe.name, outcome.part.heading, setting, *place, notes, outcome.part.data_set)
 
@@ -195,7 +199,7 @@ def _of_mean(
         reasons += [] if count == len(places) else [f"{len(places) - count} of {len(places)} settings lack a number"]
     except Missing as missing:
         reasons += [] if reasons else [str(missing)]
-    place = _decided(demands, [*reasons, *_gone(gone)], *_cells(outcomes))
+    place = _decided(criterion, demands, [*reasons, *_gone(gone)], *_cells(outcomes))
     data = {recipe.part(name).data_set for name in names}
     return PlaceJudgement(recipe.name, "", "", *place, tuple(notes), data.pop() if len(data) == 1 else "")
 
@@ -206,7 +210,10 @@ def _gone(methods: Sequence[str]) -> list[str]:
 
 def _compared(criterion: Criterion, outcome: PartOutcome) -> tuple[str, ...]:
     """Name the methods that a criterion compares."""
-    named = [address.method for term in criterion.terms for address in term.cells]
+    addresses = [address for term in criterion.terms for address in term.cells]
+    named = [address.method for address in addresses]
+    readings = [outcome.part.readings.get(address.reading or "") for address in addresses]
+    named += [reading.against for reading in readings if reading is not None and reading.against is not None]
     others = every_other(criterion, outcome) if EVERY_OTHER in named else []
     return tuple(dict.fromkeys([*(name for name in named if name != EVERY_OTHER), *others]))
 
@@ -247,6 +254,7 @@ def _cells(outcomes: Sequence[PartOutcome]) -> tuple[dict[CellName, Value], dict
 
 
 def _decided(
+    criterion: Criterion,
     demands: Sequence[Demand],
     reasons: Sequence[str],
     cells: Mapping[CellName, Value],
@@ -254,7 +262,7 @@ def _decided(
 ) -> tuple[Answer, tuple[str, ...], str, float | None, Interval | None, bool, float]:
     if not demands:
         return "undecided", tuple(reasons), "", None, None, False, 1.0
-    spans = [(demand, interval(demand.margin, cells, readings)) for demand in demands]
+    spans = [(each, _exact(each) if criterion.always else interval(each.margin, cells, readings)) for each in demands]
     known = [(demand, span) for demand, span in spans if span is not None]
     if len(known) < len(spans):
         decisive = worst(demands)
@@ -275,11 +283,18 @@ def _decided(
     shown_as = (demand.evidence, demand.margin.value, span, all(each.met for each in demands), chance)
     if reasons:
         return "undecided", tuple(reasons), *shown_as
+    if missed and span.low == span.high == 0:
+        return "undecided", ("what is compared are the same runs",), *shown_as
     if missed:
         return "does not hold", (), *shown_as
     if all(its.low > 0 or (not each.strict and its.low == 0) for each, its in known):
         return "holds", (), *shown_as
     return "undecided", ("the interval over seeds includes the threshold",), *shown_as
+
+
+def _exact(demand: Demand) -> Interval:
+    """Give the interval of what does not depend on seeds."""
+    return Interval(demand.margin.value, demand.margin.value, 0.0 if demand.margin.value < 0 else 1.0)
 
 
 def _misses(demand: Demand, span: Interval, demands: int) -> bool:

@@ -84,20 +84,36 @@ def reasons(judgement: Judgement) -> list[str]:
         return [_tightest(told), *([judgement.claim.differs] if judgement.claim.differs else [])]
     # A claim of all cases that is undecided though one fails: chance makes one of so many fail by as much.
     unsure = f"it fails, as one of {len(judgement.places)} cases may by chance"
-    groups: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], list[PlaceJudgement]] = {}
     for place in judgement.places:
         if place.answer == "undecided":
-            groups.setdefault(place.reasons, []).append(place.part)
+            groups.setdefault(place.reasons, []).append(place)
         elif place.answer == "does not hold" and not judgement.claim.most:
-            groups.setdefault((unsure,), []).append(place.part)
+            groups.setdefault((unsure,), []).append(place)
+    several = len({place.recipe for place in judgement.places}) > 1
     found = []
-    for why, parts in groups.items():
-        names = listed([part for part in dict.fromkeys(parts) if part])
+    for why, places in groups.items():
+        names = _parts_of(places, several or why == (NOT_RUN,))
         if why == (NOT_RUN,):
             found.append(f"not run: {names}")
         else:
             found.append(f"{names}: {', '.join(why)}" if names else ", ".join(why))
     return found
+
+
+def _parts_of(places: Sequence[PlaceJudgement], with_recipes: bool) -> str:
+    """Name the parts of places, with the recipe to which they belong."""
+    by_recipe: dict[str, list[str]] = {}
+    for place in places:
+        if place.part:
+            by_recipe.setdefault(place.recipe, []).append(place.part)
+    # Recipes with the same parts are named together.
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for recipe, parts in by_recipe.items():
+        alike.setdefault(tuple(dict.fromkeys(parts)), []).append(recipe)
+    return "; ".join(
+        listed(parts) + (f" ({listed(recipes)})" if with_recipes else "") for parts, recipes in alike.items()
+    )
 
 
 def _tightest(places: Sequence[PlaceJudgement]) -> str:

@@ -17,7 +17,7 @@ from coterie.studies.recipes.plans import planned
 from coterie.studies.recipes.readings import PartValues, Value
 from coterie.studies.recipes.schema import RecipePart
 
-_SAME = ("data", "partition", "model", "clients", "participation")
+_SAME = ("data", "partition", "model", "clients", "participation", "validation")
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class PartRecord:
         """Say how many values were tried for a method: one where nothing was tuned."""
         found = [each for each in self.values.get("tuning", ()) if each["method"] == method]
         return min((len(each["tried"]) for each in found if setting in ("", each["setting"])), default=1)
+
+    def candidates(self, method: str) -> set[frozenset[tuple[str, Any]]]:
+        """Give the values that were tried for a method; none where nothing was tuned."""
+        found = [each for each in self.values.get("tuning", ()) if each["method"] == method]
+        return {frozenset(values.items()) for each in found for values in each["tried"]}
 
     def edges(self, setting: str, method: str) -> list[str]:
         """Say which tuned values of a method lie at the edge of what was tried."""
@@ -124,6 +129,8 @@ def changes(outcome: PartOutcome, record: PartRecord, methods: frozenset[str]) -
         for name in _SAME
         if name not in plan.grid and values.get(name) != getattr(config, name)
     ]
+    if values.get("at") != outcome.part.at:
+        found.append(f"numbers were read at {values.get('at')}, and are at {outcome.part.at} in the recipe")
     if json.loads(json.dumps(plan.grid)) != values.get("grid"):
         found.append("the settings were others than the recipe's")
     idle = _without_effect(plan)
@@ -135,6 +142,9 @@ def changes(outcome: PartOutcome, record: PartRecord, methods: frozenset[str]) -
         now = {name: value for name, value in run.config.plain()["settings"].items() if name not in idle}
         if then["algorithm"] != run.config.algorithm:
             found.append(f"{method} was {then['algorithm']}, and is {run.config.algorithm} in the recipe")
+        candidates = {frozenset(dict(one.candidate).items()) for one in plan.runs if one.method == method}
+        if run.candidate and (tried := record.candidates(method)) and tried != candidates:
+            found.append(f"{method} was tuned over other values than the recipe's")
         for name, value in then["settings"].items():
             if name in now and name not in run.candidate and now[name] != value:
                 found.append(f"{name} of {method} was {value}, and is {now[name]} in the recipe")
