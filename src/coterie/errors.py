@@ -156,7 +156,7 @@ class Interrupted(CoterieError):
     def __init__(self, path: str | os.PathLike[str] | None, round_number: int = 0, signal_number: int = 2) -> None:
         self.path, self.round_number, self.signal_number = path, round_number, signal_number
         if path is None:
-            super().__init__("interrupted before the first round: there is nothing to keep")
+            super().__init__("interrupted before a round was played: what was there is as it was")
         else:
             again = f"coterie resume {shlex.quote(os.fspath(path))}"
             super().__init__(f"interrupted; everything up to round {round_number} is kept, go on with: {again}")

@@ -259,7 +259,7 @@ def test_an_interrupt_before_the_first_round(coterie: Coterie, monkeypatch: pyte
 
     monkeypatch.setattr(launch, "assemble", stopped)
     said = coterie("run", "fedacs", *OPTIONS)
-    assert said == (130, "", "interrupted before the first round: there is nothing to keep\n")
+    assert said == (130, "", "interrupted before a round was played: what was there is as it was\n")
     assert not Path("runs").exists()
 
 

@@ -156,7 +156,7 @@ def test_ctrl_c_while_pytorch_is_imported(tmp_path: Path) -> None:
         "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
-    said = "interrupted before the first round: there is nothing to keep\n"
+    said = "interrupted before a round was played: what was there is as it was\n"
     assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
     assert list(tmp_path.iterdir()) == []
 

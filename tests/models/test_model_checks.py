@@ -180,6 +180,14 @@ class Hidden(nn.Module):
                 return torch.sigmoid(out).mul_(2)
             case "again":
                 return self.layer(checkpoint(lambda v: torch.tanh(self.before(v)), x, use_reentrant=False))
+            case "reentrant":
+                return self.layer(checkpoint(lambda v: torch.tanh(self.before(v)), x, use_reentrant=True))
+            case "reentrant later":
+                return checkpoint(self.layer, torch.tanh(self.before(x)), use_reentrant=True)
+            case "whole numbers":
+                return out.round().long()
+            case "complex":
+                return torch.complex(out, out)
             case "beside":
                 return self.layer(torch.tanh(x @ self.own[0].T))
             case "untrained":
@@ -202,6 +210,10 @@ class Hidden(nn.Module):
         ("bound", "parameter 'layer.weight' changes in forward"),
         ("spoilt", "changes in place what its gradient needs"),
         ("again", "other parameters than those it is called with, as torch.utils.checkpoint"),
+        ("reentrant", "checkpoint, which trains none of what it is given .*leave checkpointing out"),
+        ("reentrant later", "checkpoint, which trains none of what it is given"),
+        ("whole numbers", "outputs of type int64; give scores that are floats"),
+        ("complex", "outputs of type complex64; give scores that are floats"),
         ("beside", "take parameters from the module itself"),
         ("untrained", "no parameter that is trained"),
         ("undefined", "gives NaN"),

@@ -355,6 +355,21 @@ def test_what_diverges_is_said_and_not_repeated(tmp_path: Path, monkeypatch: pyt
     assert csv_text(compare(plan, tmp_path / "all", progress=False)) == csv_text(found)
 
 
+def test_where_all_diverge_the_table_says_why(tmp_path: Path) -> None:
+    values = {**BOTH, "methods": ["fedavg", "local"], "seeds": [1], "rounds": 4, "batch_size": 1, "lr": 4000.0}
+    shown = table(compare(make_plan(values), tmp_path / "all", progress=False))
+    sentences = read_json(tmp_path / "all/diverged.json")
+    assert shown.title == "all runs diverged"
+    assert [column.header for column in shown.columns] == ["method", "result"]
+    assert [[str(getattr(cell, "text", cell)) for cell in row.cells] for row in shown.rows] == [
+        ["FedAvg", "diverged"],
+        ["Local", "diverged"],
+    ]
+    assert shown.notes == tuple(
+        f"{name} diverged: {sentences[f'{name.lower()}-seed1']}" for name in ("FedAvg", "Local")
+    )
+
+
 # ---------------------------------------------------------------------------------------------------------- the formats
 
 

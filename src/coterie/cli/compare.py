@@ -96,7 +96,8 @@ def compare(
     )
     if not quiet:
         standard_output.print(comparison.table(found))
-        suggest(out)
+        if any(row.scores for row in found.rows):
+            suggest(out)
     err.print(f"comparison: {out}", markup=False, highlight=False)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -119,15 +121,23 @@ def _run(module: nn.Module, sample: Tensor) -> None:
     find_own_buffers(trial, sample.clone())
     given = sample.clone()
     # In TF32, batches of two sizes differ by more than sums in another order.
-    with randomness.generators_kept(sample.device), torch.no_grad(), FunctionCalls(None), tf32(False):
+    with randomness.generators_kept(sample.device), torch.no_grad(), FunctionCalls(None), tf32(False), _unsaid():
         for training in (True, False) if own_buffers(trial) else (False,):
             set_mode(trial, training)
             first = _twice(trial, given, training)
-        _refuse_wrong_shape(first, sample)
+        _refuse_wrong_outputs(first, sample)
         _refuse_neighbours(trial, given, first)
         _refuse_unsteady_dropout(trial, given, dropouts)
         _refuse_scattered_samples(trial, given)
         _refuse_other_gradients(trial, given)
+
+
+@contextlib.contextmanager
+def _unsaid() -> Iterator[None]:
+    """Leave out what PyTorch warns of where models that are refused here are tried without gradients."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
+        yield
 
 
 def _without_dropout(trial: nn.Module) -> dict[StreamDropout, float]:
@@ -282,6 +292,7 @@ def _refuse_other_gradients(trial: nn.Module, given: Tensor) -> None:
     own = {name: value for name, value in trial.named_parameters() if value.requires_grad}
     moved = {name: (value * 1.01 + 0.01).detach().requires_grad_() for name, value in own.items()}
     with torch.enable_grad():
+        _refuse_checkpoints(trial, given)
         called = _gradients(call_with(trial, dict(moved), (given,)), moved)
         with torch.no_grad():
             for name, value in own.items():
@@ -292,6 +303,27 @@ def _refuse_other_gradients(trial: nn.Module, given: Tensor) -> None:
             "forward computes with other parameters than those it is called with, as torch.utils.checkpoint does in "
             "the backward pass; take parameters from the module itself, and leave checkpointing out"
         )
+
+
+def _refuse_checkpoints(trial: nn.Module, given: Tensor) -> None:
+    """Find what is computed anew in the backward pass by PyTorch's older function for it.
+
+    It leaves out the parameters of what it computes, in PyTorch alone too, where samples have no gradient: so here they
+    have one.
+    """
+    outputs = trial(given.clone().requires_grad_() if given.is_floating_point() else given)
+    waiting, seen = [outputs.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            raise ModelError(
+                "forward uses torch.utils.checkpoint, which trains none of what it is given (use_reentrant=True); "
+                "leave checkpointing out"
+            )
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions]
 
 
 def _gradients(outputs: Tensor, own: Mapping[str, Tensor]) -> list[Tensor]:
@@ -337,11 +369,16 @@ def _refuse_changes(trial: nn.Module, before: dict[str, tuple[nn.Parameter, int]
             )
 
 
-def _refuse_wrong_shape(outputs: Tensor, sample: Tensor) -> None:
+def _refuse_wrong_outputs(outputs: Tensor, sample: Tensor) -> None:
     if outputs.shape[:1] != sample.shape[:1]:
         raise ModelError(
             f"forward gives outputs of shape {tuple(outputs.shape)} for {sample.shape[0]} samples; the first axis must "
             "be the sample"
+        )
+    if not outputs.is_floating_point():
+        raise ModelError(
+            f"forward gives outputs of type {str(outputs.dtype).removeprefix('torch.')}; give scores that are floats, "
+            "of which a loss has a gradient"
         )
 
 

@@ -6,6 +6,7 @@ The gates are those of PyTorch's documentation of ``nn.LSTM``, ``nn.GRU`` and ``
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -31,11 +32,20 @@ _written_out: ContextVar[bool] = ContextVar("written_out", default=False)
 @contextlib.contextmanager
 def written_out() -> Iterator[None]:
     """Have recurrent layers computed as products, where PyTorch's own functions cannot run: under ``vmap``."""
+    _say_nothing_of_slow_layers()
     token = _written_out.set(True)
     try:
         yield
     finally:
         _written_out.reset(token)
+
+
+@functools.cache
+def _say_nothing_of_slow_layers() -> None:
+    """Stop PyTorch from asking people to file an issue for each layer that ``vmap`` runs row by row."""
+    switch = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled", None)
+    if switch is not None:
+        switch(False)
 
 
 class AffineMaps:

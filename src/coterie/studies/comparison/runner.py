@@ -18,7 +18,8 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, get_args
@@ -104,6 +105,7 @@ def compare(
         with _shown(plan, progress) as part:
             diverged = run_all(plan, folder, data_dir, jobs=jobs, together=together, progress=part, track=track)
         found = standings(plan, _results(plan, folder, diverged), at)
+        found = replace(found, diverged=_why(plan, diverged, {row.title for row in found.rows if not row.scores}))
         shown = table(found)
         write_json(folder / STANDINGS, plain(found))
         write_text(folder / "table.md", shown.markdown())
@@ -129,6 +131,15 @@ def load_results(plan: ComparisonPlan, out: str | os.PathLike[str]) -> dict[str,
     """
     folder = Path(out)
     return _results(plan, folder, read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {})
+
+
+def _why(plan: ComparisonPlan, diverged: Mapping[str, str], methods: Collection[str]) -> dict[str, str]:
+    """Say of some methods how the first of their runs diverged."""
+    found: dict[str, str] = {}
+    for run in plan.runs:
+        if run.name in diverged and (title := plan.titles[run.method]) in methods:
+            found.setdefault(title, diverged[run.name])
+    return found
 
 
 def _results(plan: ComparisonPlan, folder: Path, diverged: Mapping[str, str]) -> dict[str, Result | None]:

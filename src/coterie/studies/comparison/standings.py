@@ -161,12 +161,15 @@ class Standings:
         How many seeds there are.
     at
         At which round the numbers are.
+    diverged
+        Of each method that has no result, by title, how a run of it diverged.
     """
 
     rows: list[Standing]
     tuning: list[Tuned]
     seeds: int
     at: At
+    diverged: dict[str, str] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:

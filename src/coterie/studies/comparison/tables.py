@@ -40,9 +40,11 @@ def table(found: Standings) -> Table:
     for place, row in enumerate(found.rows, 1):
         last = place == len(found.rows) or found.rows[place].setting != row.setting
         rows.append(Row((*_labels(found, row), *_scores(found, row), *_gain_cells(found, row)), ends_section=last))
-    notes = (*_legend(found), *_gain_notes(found), *_counts(found), *(tuned.sentence() for tuned in found.tuning))
+    why = (f"{title} diverged: {sentence}" for title, sentence in found.diverged.items())
+    tuning = (tuned.sentence() for tuned in found.tuning)
+    notes = (*_legend(found), *_gain_notes(found), *_counts(found), *tuning, *why)
     won = [f"{what} vs {reference}" for reference in found.references for what in _GAINS]
-    columns = (*words(*labels), *numbers(*found.models, *won))
+    columns = (*words(*labels), *numbers(*(found.models or ["result"]), *won))
     return Table(columns, tuple(rows), _title(found), notes, labels=len(labels))
 
 
@@ -160,7 +162,9 @@ def _counts(found: Standings) -> list[str]:
 
 
 def _title(found: Standings) -> str:
-    metrics = "/".join(dict.fromkeys(row.metric for row in found.rows if row.metric)) or "nothing"
+    metrics = "/".join(dict.fromkeys(row.metric for row in found.rows if row.metric))
+    if not metrics:
+        return "all runs diverged"
     return f"test {metrics} {_WHEN[found.at]}" + (f", mean ± std over {found.seeds} seeds" if found.seeds > 1 else "")
 
 
@@ -176,7 +180,7 @@ def _labels(found: Standings, row: Standing) -> list[str]:
 
 def _scores(found: Standings, row: Standing) -> list[Cell]:
     if not row.scores:
-        return [Cell(_DIVERGED if place == 0 else "") for place in range(len(found.models))]
+        return [Cell(_DIVERGED), *[Cell("")] * (len(found.models) - 1)]
     return [_cell(row.scores.get(model)) for model in found.models]
 
 
