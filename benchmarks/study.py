@@ -16,6 +16,9 @@ Two ways take ``--jobs`` processes, two on a CPU and three on a GPU.
 
 With ``--states warm`` alone, on a GPU a study of two rounds leaves what is compiled beforehand.
 
+``--before FOLDER`` takes the same by an older version of the library as well, whose ``src`` the folder is: one from
+before runs played together, which took them one after another.
+
 Runs in turn take minutes. With ``--brief`` all of them are played cold alone; warm the runs of one seed are, and the
 time of all is reckoned from them: the command's own time, which is that of the same command again when there is nothing
 left to do, and so many times the rest. The result says so.
@@ -36,7 +39,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,10 +54,12 @@ from coterie import data, randomness
 from coterie.errors import CoterieError
 from coterie.results import Result
 
+BEFORE = "in turn, before"
 WAYS = {
-    "in turn": ["--apart"],
+    BEFORE: [],
+    "in turn": ["--apart", "--jobs", "1"],
     "side by side": ["--apart", "--jobs", "JOBS"],
-    "together": [],
+    "together": ["--jobs", "1"],
     "together, side by side": ["--jobs", "JOBS"],
 }
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -127,12 +132,12 @@ class Spent:
         return self.wall, self.processor
 
 
-def commanded(words: Sequence[str], environment: dict[str, str], folder: Path) -> Spent:
+def commanded(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Spent:
     """Run ``coterie`` in a process of its own; what goes wrong is raised with what it said."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "coterie", *words],
-        env=os.environ | environment,
+        env=os.environ | dict(environment),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -176,11 +181,15 @@ class Commands:
         The data set, and where it is computed.
     folder
         Where all of it lies.
+    before
+        The ``src`` of an older version of the library, for the way that it takes.
     """
 
-    def __init__(self, study: Study, jobs: int, source: str, device: str, folder: Path) -> None:
+    def __init__(
+        self, study: Study, jobs: int, source: str, device: str, folder: Path, before: Path | None = None
+    ) -> None:
         self.study, self.device = study, device
-        self._jobs, self._source, self._folder = jobs, source, folder
+        self._jobs, self._source, self._folder, self._before = jobs, source, folder, before
 
     def whole(self, way: str, caches: str, out: str) -> Spent:
         """Take a whole study."""
@@ -202,7 +211,12 @@ class Commands:
         plan.write_text(yaml.safe_dump(study.plan(self._source, self.device)), encoding="utf-8")
         options = [str(self._jobs) if word == "JOBS" else word for word in WAYS[way]]
         words = ["compare", plan.name, *options, "--out", out, "--quiet"]
-        return commanded(words, caches_in(self._folder, caches), self._folder)
+        environment = caches_in(self._folder, caches)
+        if way == BEFORE:
+            # In front of all that is on the path already, the version of this program's own library among it.
+            paths = [str(self._before), os.environ.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        return commanded(words, environment, self._folder)
 
 
 def caches_in(folder: Path, name: str) -> dict[str, str]:
@@ -217,14 +231,15 @@ def studies(
     study = commands.study
     spent: dict[str, dict[str, list[Spent]]] = {way: {state: [] for state in states} for way in ways}
     scores: dict[str, dict[str, float]] = {}
-    reckoned = [state for state in states if state == "warm"] if brief and "in turn" in ways else []
+    in_turn = {"in turn", BEFORE} & set(ways)
+    reckoned = [state for state in states if state == "warm"] if brief and in_turn else []
     for repeat in range(repeats):
         for state in states:
             for way in ways:
                 name = f"{way}-{repeat}".replace(", ", "-").replace(" ", "-")
                 if "cold" not in states and commands.device != "cpu":
                     commands.warm_up(way, name)
-                part = way == "in turn" and state in reckoned
+                part = way in ("in turn", BEFORE) and state in reckoned
                 found = (commands.reckoned if part else commands.whole)(way, name, f"{name}-{state}")
                 spent[way][state].append(found)
                 if not part:
@@ -241,6 +256,7 @@ def studies(
         "seconds": _spreads(spent, "wall"),
         "processor_seconds": _spreads(spent, "processor"),
         "times_as_fast": _ratios(spent, "wall"),
+        "times_as_fast_as_before": _ratios(spent, "wall", BEFORE),
         "times_as_little_processor": _ratios(spent, "processor"),
         "scores_apart": _apart(scores),
     }
@@ -269,9 +285,11 @@ def _spreads(spent: dict[str, dict[str, list[Spent]]], clock: str) -> dict[str, 
     }
 
 
-def _ratios(spent: dict[str, dict[str, list[Spent]]], clock: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Say how many times as fast each way is as runs in turn, repeat by repeat."""
-    base = spent.get("in turn")
+def _ratios(
+    spent: dict[str, dict[str, list[Spent]]], clock: str, reference: str = "in turn"
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Say how many times as fast each way is as one of them, repeat by repeat."""
+    base = spent.get(reference)
     if base is None:
         return {}
     return {
@@ -282,7 +300,7 @@ def _ratios(spent: dict[str, dict[str, list[Spent]]], clock: str) -> dict[str, d
             for state, taken in states.items()
         }
         for way, states in spent.items()
-        if way != "in turn"
+        if way not in (reference, BEFORE)
     }
 
 
@@ -327,11 +345,13 @@ def table(result: dict[str, Any]) -> list[str]:
     for state in next(iter(row.get("seconds", {}).values()), ()):
         cells = [f"{row['data']}, {state}"]
         for way in WAYS:
+            if way == BEFORE:
+                continue  # the page says in words what came before
             if way not in row["seconds"]:
                 cells.append("")
                 continue
             wall, processor = (row[clock][way][state]["median"] for clock in ("seconds", "processor_seconds"))
-            about = "about " if way == "in turn" and state in row.get("in_turn_reckoned", ()) else ""
+            about = "about " if way in ("in turn", BEFORE) and state in row.get("in_turn_reckoned", ()) else ""
             text = f"{about}{wall:,.1f} s ({processor:,.1f})"
             if way in row["times_as_fast"]:
                 text += f", {row['times_as_fast'][way][state]['median']:.1f} times as fast"
@@ -345,7 +365,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    known = [way for way in WAYS if way != BEFORE]
+    parser.add_argument("--ways", nargs="+", choices=known, default=known)
+    parser.add_argument("--before", type=Path, default=None, help="src of an older version, to be taken as well")
     parser.add_argument("--states", nargs="+", choices=["cold", "warm"], default=["cold", "warm"])
     parser.add_argument("--parts", nargs="+", choices=["study", "runs"], default=["study", "runs"])
     parser.add_argument("--rounds", type=int, default=None, help="fewer or more than the study's own")
@@ -370,14 +392,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = Path(place)
         source, called = source_for(args.device, args.data_dir, folder, images)
         ways = [way for way in args.ways if args.device == "cpu" or way != "side by side"]
-        commands = Commands(study, args.jobs or (2 if args.device == "cpu" else 3), source, args.device, folder)
+        before = args.before and args.before.absolute()
+        commands = Commands(study, args.jobs or (2 if args.device == "cpu" else 3), source, args.device, folder, before)
         row: dict[str, Any] = {"data": called}
         if "study" in args.parts:
+            ways += [BEFORE] if before else []
             row |= studies(commands, ways, args.states, args.repeats, args.brief, folder)
         if "runs" in args.parts:
             place_of = (args.repeats, source, args.device, folder)
             row["one_run"] = one_run(study, False, "cold" in args.states, *place_of)
             row["run_with_all_clients"] = one_run(study, True, "cold" in args.states, *place_of)
+    for way, states in row.get("times_as_fast_as_before", {}).items():
+        said = ", ".join(f"{states[state]['median']:.2f} times as fast {state}" for state in states)
+        print(f"{way} against the older version in turn: {said}")
     for way, states in row.get("times_as_fast", {}).items():
         said = ", ".join(
             f"{states[state]['median']:.2f} times as fast {state}"

@@ -126,12 +126,20 @@ def test_families(tmp_path: Path) -> None:
 
 
 def test_study(tmp_path: Path) -> None:
-    found = result_of("study", tmp_path, "--ways", "in turn", "together", "--states", "warm")
+    (old := tmp_path / "old").mkdir()
+    (old / "coterie").symlink_to(ROOT / "src/coterie")
+    ways = ("--ways", "in turn", "together", "--states", "warm")
+    found = result_of("study", tmp_path, *ways, "--before", str(old))
     (row,) = found["rows"]
     assert (row["runs"], row["rounds"], row["data"], row["in_turn_reckoned"]) == (2, 2, "digits", [])
     times = {way: row["seconds"][way]["warm"]["median"] for way in ("in turn", "together")}
     ratio = row["times_as_fast"]["together"]["warm"]["median"]
     assert ratio == pytest.approx(times["in turn"] / times["together"], rel=1e-2)
+    # Ahead of the other ways there is what took the runs in turn before.
+    before = row["seconds"]["in turn, before"]["warm"]["median"]
+    assert {way: states["warm"]["median"] for way, states in row["times_as_fast_as_before"].items()} == pytest.approx(
+        {way: before / seconds for way, seconds in times.items()}, rel=1e-2
+    )
     # The same runs by either way: of a handful of test samples a client none is answered otherwise.
     assert row["scores_apart"] < 1e-6
     for run, part in ((row["one_run"], 0.1), (row["run_with_all_clients"], 1.0)):

@@ -40,7 +40,9 @@ from coterie.studies.comparison import (
     csv_text,
     load_results,
     make_plan,
+    runner,
     table,
+    workers,
 )
 from coterie.studies.comparison import together as together_module
 from coterie.studies.comparison.standings import Tuned, standings
@@ -158,6 +160,29 @@ def test_runs_of_one_shape_play_together_unless_they_are_to_be_apart(
         command = ["compare", "fedacs", "fedavg", "--seeds", "1", "10", *words, "--quiet", *options]
         assert CliRunner().invoke(app, [*command, "--out", str(tmp_path / str(place))]).exit_code == 0
         assert met == expected
+
+
+def test_as_many_processes_as_pay_are_started_where_nothing_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[tuple[int, list[str]]] = []
+    turn = workers.play_groups
+
+    def counting(groups: Sequence[Sequence[PlannedRun]], play: Any, count: int, round_ended: Any) -> Any:
+        met.append((count, [run.name for group in groups for run in group]))
+        return turn([[run] for group in groups for run in group], play, 1, round_ended)
+
+    monkeypatch.setattr(runner, "play_groups", counting)
+    monkeypatch.setattr(workers, "usable_cores", lambda: 8)
+    plan = make_plan(BOTH)
+    for place, (worth, jobs, count) in enumerate(((1, None, 4), (10**6, None, 1), (1, 1, 1), (10**6, 3, 3))):
+        monkeypatch.setattr(workers, "_WORTH_A_START", worth)
+        compare(plan, tmp_path / f"{place}", jobs=jobs, progress=False)
+        assert met.pop() == (count, [run.name for run in plan.runs] if count < 3 else met_by_seed(plan))
+
+
+def met_by_seed(plan: ComparisonPlan) -> list[str]:
+    return [run.name for seed in plan.seeds for run in plan.runs if run.config.seed == seed]
 
 
 def interrupt_after_a_round(self: Any, run: PlannedRun, round_number: int, mean: float | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import threading
@@ -67,11 +68,11 @@ def planned(algorithm: str, settings: dict[str, Any], seed: int, name: str, **mo
     return PlannedRun(name, algorithm, {}, {}, config)
 
 
-def play_all(runs: Sequence[PlannedRun], folder: Path) -> None:
+def play_all(runs: Sequence[PlannedRun], folder: Path, share: float = 1.0) -> None:
     def play(run: PlannedRun, watch: Any, processes: Any = None) -> None:
         api.play_config(run.config, processes, out=folder / run.name, progress=watch)
 
-    ends = list(run_together(runs, play, lambda run, number, mean: None))
+    ends = list(run_together(runs, play, lambda run, number, mean: None, share=share))
     assert {run.name for run, _ in ends} == {run.name for run in runs}
 
 
@@ -282,10 +283,13 @@ def test_as_many_play_together_as_there_is_room_for(
     room = 2 * (states + rows) - 5 * 53 * 8
     runs = [planned("fedavg", SETTINGS, seed, f"seed{seed}") for seed in (1, 2, 3)]
     for free, widths in ((room / 0.6 + 1, [2, 2]), (room / 0.6 - 1, [])):
-        calls.clear()
-        monkeypatch.setattr("coterie.studies.comparison.together.free_memory", lambda found=free: found)
-        play_all(runs, tmp_path / f"{len(widths)}")
-        assert calls == widths
+        for share, name in ((1.0, "all"), (0.25, "a quarter")):  # of four processes each has as much room in four times
+            calls.clear()
+            monkeypatch.setattr(
+                "coterie.studies.comparison.together.free_memory", lambda found=free / share: math.ceil(found)
+            )
+            play_all(runs, tmp_path / f"{len(widths)}" / name, share)
+            assert calls == widths
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -27,6 +27,7 @@ from coterie.studies.comparison.workers import (
     play_groups,
     usable_cores,
     workers_that_gain,
+    workers_that_pay,
 )
 from tests.small_runs import SMALL
 
@@ -153,6 +154,33 @@ def test_groups_are_divided_among_workers() -> None:
     assert sizes == [[6, 3], [6, 3], [3, 3, 3], [2, 1, 3, 3], [1] * 9, [1] * 9]
     assert [run for part in workers.divided([runs[:6], runs[6:]], 4) for run in part] == list(runs)
     assert workers.divided([], 3) == []
+
+
+def test_runs_of_a_seed_stay_with_one_worker() -> None:
+    runs = make_plan({"methods": ["fedavg", "local", "fedacs"], "seeds": [3, 1], **SMALL}).runs
+    parts = workers.divided([runs], 2)
+    assert [{run.config.seed for run in part} for part in parts] == [{3}, {1}]
+    assert [[run.method for run in part] for part in parts] == [["fedavg", "local", "fedacs"]] * 2
+
+
+def test_as_many_workers_as_pay_for_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "usable_cores", lambda: 8)
+    monkeypatch.setattr(workers, "free_memory", lambda: 2**40)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def count(seeds: int, **values: Any) -> int:
+        small = {"clients": 100, "participation": 0.1, "data": "digits", "rounds": 500, "device": "auto"}
+        return workers_that_pay(make_plan({"methods": ["fedavg"], "seeds": list(range(seeds)), **small, **values}).runs)
+
+    # 500 rounds of ten clients are a third of what a process is started for.
+    assert [count(seeds) for seeds in (1, 2, 3, 5, 6, 16, 30)] == [1, 1, 1, 1, 2, 5, 8]
+    assert [count(2, rounds=rounds) for rounds in (1499, 1500, 10**6)] == [1, 2, 2], "no more than there are runs"
+    assert [count(30, threads=threads) for threads in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+    assert count(30, participation=1.0, rounds=50) == 8 and count(30, participation=0.001, rounds=5000) == 8
+    monkeypatch.setattr(workers, "free_memory", lambda: 7 * 2**30)
+    assert count(30) == 3, "each of them needs two gigabytes"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert count(30) == 1 and count(30, device="cuda:0") == 1 and count(30, device="cpu") == 3
 
 
 def test_no_more_workers_than_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

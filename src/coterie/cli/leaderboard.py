@@ -12,8 +12,8 @@ from coterie.cli.shared_options import (
     EXPERIMENT,
     METHOD,
     RESULTS,
+    AutoJobs,
     DataDir,
-    Jobs,
     Quiet,
     Seeds,
     Texts,
@@ -66,7 +66,7 @@ def run(
         ),
     ] = None,
     protocol: ProtocolFile = None,
-    jobs: Jobs = 1,
+    jobs: AutoJobs = None,
     data_dir: DataDir = None,
     folder: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder of the entries.", rich_help_panel=RESULTS)

@@ -14,9 +14,9 @@ from coterie.cli.shared_options import (
     EXPERIMENT,
     RESULTS,
     Apart,
+    AutoJobs,
     DataDir,
     Folder,
-    Jobs,
     Quiet,
     Seeds,
     Texts,
@@ -102,7 +102,7 @@ def run(
             help="How many rounds are played; the recipe's own number by default.", rich_help_panel=EXPERIMENT
         ),
     ] = None,
-    jobs: Jobs = 1,
+    jobs: AutoJobs = None,
     apart: Apart = False,
     data_dir: DataDir = None,
     out_dir: Annotated[

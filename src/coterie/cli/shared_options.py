@@ -154,6 +154,16 @@ Jobs = Annotated[
         rich_help_panel=COMPUTING,
     ),
 ]
+AutoJobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Processes that play runs side by side, up to one a core of the CPU; by default as many as pay for their "
+        "start. On one GPU one is the default, and the fastest unless NVIDIA's multi-process service (MPS) lets "
+        "several compute at the same time.",
+        rich_help_panel=COMPUTING,
+    ),
+]
 Apart = Annotated[
     bool,
     typer.Option(

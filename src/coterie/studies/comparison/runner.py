@@ -44,6 +44,7 @@ from coterie.studies.comparison.workers import (
     divided,
     play_groups,
     workers_that_gain,
+    workers_that_pay,
 )
 from coterie.studies.joint import Common
 from coterie.studies.progress import PartProgress, study_progress
@@ -62,7 +63,7 @@ def compare(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     at: At = "final",
-    jobs: int = 1,
+    jobs: int | None = 1,
     together: bool = True,
     progress: bool | PartProgress = True,
     track: Sequence[str] = (),
@@ -83,7 +84,8 @@ def compare(
         At which round methods are compared: ``"final"``, ``"best"`` on validation data, or ``"best_oracle"`` on test
         data, as many papers do.
     jobs
-        How many runs at a time; more than one are processes of their own, which share the CPU's cores.
+        How many processes play at a time; more than one are started for it, and share the CPU's cores. ``None`` for as
+        many as pay for their start, which a program must only ask for below ``if __name__ == "__main__"``.
     together
         Let runs of one shape play together; otherwise each plays by itself.
     progress
@@ -160,7 +162,7 @@ def run_all(
     folder: Path,
     data_dir: str | os.PathLike[str] | None = None,
     *,
-    jobs: int = 1,
+    jobs: int | None = 1,
     together: bool = True,
     progress: PartProgress,
     track: Sequence[str] = (),
@@ -181,9 +183,12 @@ def run_all(
     done = len(plan.runs) - len(left)
     try:
         with _stopped_by_sigterm(folder):
-            count = workers_that_gain(jobs, len(left), {run.config.device for run in left})
+            if jobs is None:
+                count = 1 if plan.has_objects else workers_that_pay(left)
+            else:
+                count = workers_that_gain(jobs, len(left), {run.config.device for run in left})
             groups = divided(joined(left) if together else [[run] for run in left], count)
-            group = functools.partial(play_group, play, common if count == 1 else None)
+            group = functools.partial(play_group, play, common if count == 1 else None, 1 / count)
             ends = play_groups(groups, group, count, progress.round_ended)
             with contextlib.closing(ends):
                 for run, sentence in ends:
@@ -248,8 +253,8 @@ def refuse_several_processes() -> None:
         )
 
 
-def refuse_objects_side_by_side(plan: ComparisonPlan, jobs: int) -> None:
-    if jobs > 1 and plan.has_objects:
+def refuse_objects_side_by_side(plan: ComparisonPlan, jobs: int | None) -> None:
+    if (jobs or 1) > 1 and plan.has_objects:
         raise ConfigError(
             f"jobs is {jobs}, but the plan has objects, which other processes do not have: use jobs=1, or text"
         )

@@ -47,16 +47,23 @@ def joined(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
 
 
 def play_group(
-    play: JointFunction, common: Common | None, runs: Sequence[PlannedRun], round_ended: RoundCallback
+    play: JointFunction, common: Common | None, share: float, runs: Sequence[PlannedRun], round_ended: RoundCallback
 ) -> Generator[EndedRun, None, None]:
-    """Play a group in this process: together, with what earlier groups have made, or a run by itself."""
+    """Play a group in this process: together, with what earlier groups have made, or a run by itself.
+
+    ``share`` is the part of the free memory that it may count on, beside other processes.
+    """
     if len(runs) == 1:
         return run_in_turn(runs, play, round_ended)
-    return run_together(runs, play, round_ended, common)
+    return run_together(runs, play, round_ended, common, share)
 
 
 def run_together(
-    runs: Sequence[PlannedRun], play: JointFunction, round_ended: RoundCallback, common: Common | None = None
+    runs: Sequence[PlannedRun],
+    play: JointFunction,
+    round_ended: RoundCallback,
+    common: Common | None = None,
+    share: float = 1.0,
 ) -> Generator[EndedRun, None, None]:
     """Play runs together, as many at a time as there is room for.
 
@@ -64,16 +71,16 @@ def run_together(
     """
     waiting = list(runs)
     while waiting:
-        yield from _one_meeting(waiting, play, round_ended, Meeting(common))
+        yield from _one_meeting(waiting, play, round_ended, Meeting(common), share)
 
 
 def _one_meeting(
-    waiting: list[PlannedRun], play: JointFunction, round_ended: RoundCallback, meeting: Meeting
+    waiting: list[PlannedRun], play: JointFunction, round_ended: RoundCallback, meeting: Meeting, share: float
 ) -> Generator[EndedRun, None, None]:
     seated = dict[Seat, PlannedRun]()
     failed: list[BaseException] = []
     with meeting.signals(), threads(waiting[0].config.threads), contextlib.closing(meeting):
-        while waiting and meeting.stopped_by is None and _room(list(seated)):
+        while waiting and meeting.stopped_by is None and _room(list(seated), share):
             run = waiting.pop(0)
             round_ended(run, 0, None)
             body = functools.partial(_body, play, run, functools.partial(round_ended, run))
@@ -98,7 +105,7 @@ def _body(
     play(run, watch, processes=processes)
 
 
-def _room(seats: Sequence[Seat]) -> bool:
+def _room(seats: Sequence[Seat], share: float) -> bool:
     """Say whether one more run has room, as large as the largest of those that are here."""
     if not seats:
         return True
@@ -107,7 +114,7 @@ def _room(seats: Sequence[Seat]) -> bool:
     largest = max(map(_bytes, seats))
     taken = sum(map(_bytes, seats)) - sum(seat.state_bytes for seat in seats)  # the states are there already
     devices = [seat.engine.device for seat in seats if seat.engine is not None]
-    free = free_memory()
+    free = int(share * free_memory())
     if devices and devices[0].type == "cuda":
         free = min(free, gpu_memory(devices[0])[0])
     return taken + largest <= _SHARE * free

@@ -41,7 +41,7 @@ def play(
     *,
     over: Mapping[str, Any] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
-    jobs: int = 1,
+    jobs: int | None = 1,
     keep_runs: bool = False,
     progress: bool = False,
     tell: Tell = lambda sentence: None,

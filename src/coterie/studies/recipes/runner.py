@@ -52,7 +52,7 @@ def run_recipe(
     parts: Sequence[str] = (),
     over: Mapping[str, Any] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
-    jobs: int = 1,
+    jobs: int | None = 1,
     together: bool = True,
     progress: bool = True,
     tell: Tell = lambda sentence: None,
@@ -78,7 +78,7 @@ def run_recipe(
     data_dir
         Where data sets lie.
     jobs
-        How many runs at a time.
+        How many processes play at a time; ``None`` for as many as pay for their start.
     together
         Let runs of one shape play together; otherwise each plays by itself.
     progress
@@ -128,7 +128,7 @@ def _play(
     plan: ComparisonPlan,
     folder: Path,
     data_dir: Path | None,
-    jobs: int,
+    jobs: int | None,
     together: bool,
     progress: PartProgress,
 ) -> PartOutcome:
