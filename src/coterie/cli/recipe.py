@@ -23,7 +23,7 @@ from coterie.cli.shared_options import (
     with_fields,
 )
 from coterie.cli.written_values import separate_seeds
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, UnknownName
 
 Paper = Literal["fedacs", "fedamp", "fedpg", "flame"]
 
@@ -58,6 +58,10 @@ def show(
 
 @app.command()
 def verdicts(
+    claims: Annotated[
+        Optional[list[str]],  # noqa: UP045 (typer reads it at run time)
+        typer.Argument(metavar="[CLAIM]...", help="Claims to show with all their cases and numbers; by default all."),
+    ] = None,
     paper: Annotated[
         Optional[Paper],  # noqa: UP045 (typer reads it at run time)
         typer.Option(help="Show the claims of one paper only."),
@@ -73,16 +77,29 @@ def verdicts(
     rival, or where the interval over seeds includes the threshold.
 
     Example: coterie recipe verdicts --paper flame
+
+    Example: coterie recipe verdicts flame-hybrid-best
     """
     if not results.is_dir():
         raise ConfigError(f"there are no results in {str(results)!r}: give their folder with --results")
     from coterie.studies.recipes import ledger
 
     found = ledger.open_ledger(results, paper)
+    if claims:
+        known = [judgement.claim.id for _, judgements in found for judgement in judgements]
+        for claim in claims:
+            if claim not in known:
+                raise UnknownName("claim", claim, known)
     if as_json:
-        typer.echo(json.dumps(ledger.plain(found), indent=2, ensure_ascii=False))
+        chosen = [each for each in ledger.plain(found) if not claims or each["id"] in claims]
+        typer.echo(json.dumps(chosen, indent=2, ensure_ascii=False))
+        return
+    from coterie.cli.verdicts_view import print_claims, print_ledger
+
+    if claims:
+        print_claims(found, list(dict.fromkeys(claims)))
     else:
-        out.print(ledger.table(found))
+        print_ledger(found)
 
 
 @app.command()

@@ -373,8 +373,7 @@ def test_a_claim_is_judged_on_each_data_set_alone(basis: Basis) -> None:
     assert found.by_data == {"MNIST": "holds", "Fashion-MNIST": "does not hold", "EMNIST": "undecided"}
     assert in_short(found) == "undecided; holds on MNIST; does not hold on Fashion-MNIST"
     assert "As far as single data sets go, it holds on MNIST and does not hold on Fashion-MNIST." in sentence(found)
-    paper = claims_of("fedamp")
-    assert counted([(paper, [found])]) == (
+    assert counted([found]) == (
         "Of 1 claims 0 hold, 0 do not hold, 1 is undecided; on one data set alone, of 3, 1 holds, 1 does not hold, "
         "1 is undecided"
     )
@@ -532,7 +531,7 @@ def test_the_page_says_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> 
     assert compared > 50
 
 
-def test_the_command_prints_a_table_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_claims_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console.out._console, "_width", 200)  # names in one piece, whatever the terminal is
 
     def call(*words: str) -> Any:
@@ -543,6 +542,13 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path, monkeypatch: pytest.
     plain = json.loads(call("--results", str(RESULTS), "--paper", "fedacs", "--json").output)
     assert {each["paper"] for each in plain} == {"fedacs"} and all(each["why"] for each in plain)
     assert all(each["id"] in shown.output for each in plain) and "Of 14 claims" in shown.output
+    one = call("--results", str(RESULTS), "fedacs-steadiest", "flame-hybrid-best")
+    assert one.output.index("fedacs-steadiest") < one.output.index("flame-hybrid-best") and "fedamp" not in one.output
+    (each,) = json.loads(call("--results", str(RESULTS), "flame-hybrid-best", "--json").output)
+    measured = [place for place in each["places"] if place["margin"] is not None]
+    assert measured and all(place["evidence"] in one.output for place in measured), "the cases' numbers are shown"
+    other = call("--results", str(RESULTS), "--paper", "fedpg", "flame-hybrid-best").exception
+    assert isinstance(other, ConfigError) and "there is no claim 'flame-hybrid-best'" in str(other)
     gone = call("--results", str(tmp_path / "none"))
     assert isinstance(gone.exception, ConfigError) and "give their folder with --results" in str(gone.exception)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from coterie.studies.recipes.ledger.claims import claims_of, papers
 from coterie.studies.recipes.ledger.judgement import judge_paper
-from coterie.studies.recipes.ledger.page import Ledger, markdown, plain, table
+from coterie.studies.recipes.ledger.page import Ledger, markdown, plain
 from coterie.studies.recipes.ledger.records import read_records
 
-__all__ = ["Ledger", "markdown", "open_ledger", "papers", "plain", "table"]
+__all__ = ["Ledger", "markdown", "open_ledger", "papers", "plain"]
 
 
 def open_ledger(results: Path, paper: str | None = None) -> Ledger:

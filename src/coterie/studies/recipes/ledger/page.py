@@ -8,32 +8,12 @@ from typing import Any
 from coterie.studies.recipes.demands import shown
 from coterie.studies.recipes.ledger.claims import PaperClaims
 from coterie.studies.recipes.ledger.judgement import NOT_RUN, Answer, Judgement, PlaceJudgement, between, listed
-from coterie.tables import Cell, Row, Table, escape_markdown, numbers, words
+from coterie.tables import Row, Table, escape_markdown, numbers, words
 
 ANSWERS: tuple[Answer, ...] = ("holds", "does not hold", "undecided")
 
 Ledger = list[tuple[PaperClaims, list[Judgement]]]
 """All papers' claims with what was found."""
-
-
-def table(ledger: Ledger) -> Table:
-    """Make the table of all claims: where, what, verdict, why."""
-    rows: list[Row] = []
-    for _, judgements in ledger:
-        for place, judgement in enumerate(judgements, 1):
-            claim = judgement.claim
-            verdict = Cell(in_short(judgement), "best" if judgement.answer != "undecided" else "")
-            cells = (
-                claim.id,
-                f"{claim.where}: {claim.claim}",
-                verdict,
-                cases(judgement),
-                "; ".join(reasons(judgement)),
-            )
-            rows.append(Row(cells, place == len(judgements)))
-    columns = words("claim", "what is claimed", "verdict", "cases", "why")
-    # All columns are labels: sentences are to be folded, not to be kept in one line at the cost of several tables.
-    return Table(columns, tuple(rows), notes=(f"{counted(ledger)}.",), labels=len(columns))
 
 
 def in_short(judgement: Judgement) -> str:
@@ -55,10 +35,10 @@ def cases(judgement: Judgement) -> str:
     return f"{', '.join(found) or 'none decided'} of {len(answers)}" if answers else "none"
 
 
-def counted(ledger: Ledger) -> str:
+def counted(judgements: Sequence[Judgement]) -> str:
     """Count the verdicts in one sentence."""
-    answers = [judgement.answer for _, judgements in ledger for judgement in judgements]
-    single = [answer for _, judgements in ledger for each in judgements for answer in each.by_data.values()]
+    answers = [judgement.answer for judgement in judgements]
+    single = [answer for judgement in judgements for answer in judgement.by_data.values()]
     alone = f"on one data set alone, of {len(single)}, {_counts(single)}"
     return f"Of {len(answers)} claims {_counts(answers)}; {alone}"
 
@@ -197,7 +177,8 @@ def markdown(ledger: Ledger) -> str:
         Row((paper.title, *(str(sum(each.answer == answer for each in found)) for answer in ANSWERS)))
         for paper, found in ledger
     ]
-    blocks = [f"{counted(ledger)}.", Table((*words("paper"), *numbers(*ANSWERS)), tuple(rows)).markdown().rstrip("\n")]
+    every = [judgement for _, found in ledger for judgement in found]
+    blocks = [f"{counted(every)}.", Table((*words("paper"), *numbers(*ANSWERS)), tuple(rows)).markdown().rstrip("\n")]
     for paper, judgements in ledger:
         blocks += [f"## {escape_markdown(paper.title)}", escape_markdown(paper.setting)]
         for judgement in judgements:
@@ -213,14 +194,20 @@ def _section(judgement: Judgement) -> list[str]:
         f"*{escape_markdown(claim.claim)}*{' ' + escape_markdown(claim.setting) if claim.setting else ''}",
         escape_markdown(sentence(judgement)),
     ]
+    table = cases_table(judgement)
+    return blocks if table is None else [*blocks, table.markdown().rstrip("\n")]
+
+
+def cases_table(judgement: Judgement) -> Table | None:
+    """Make the table of a claim's cases with their numbers; ``None`` if none was measured."""
     measured = [place for place in judgement.places if place.margin is not None]
-    if measured:
-        rows = [
-            Row((place.recipe, _where(place) or "mean", place.answer, finding(place), "; ".join(place.notes)))
-            for place in measured
-        ]
-        noted = any(place.notes for place in measured)
-        kept = tuple(row if noted else Row(row.cells[:-1]) for row in rows)
-        heads = ("recipe", "case", "verdict", "numbers", *(["tuned to the edge"] if noted else []))
-        blocks.append(Table(words(*heads), kept).markdown().rstrip("\n"))
-    return blocks
+    if not measured:
+        return None
+    rows = [
+        (place.recipe, _where(place) or "mean", place.answer, finding(place), "; ".join(place.notes))
+        for place in measured
+    ]
+    noted = any(place.notes for place in measured)
+    heads = ("recipe", "case", "verdict", "numbers", *(["tuned to the edge"] if noted else []))
+    # All columns are labels: sentences are to be folded, not to be kept in one line at the cost of several tables.
+    return Table(words(*heads), tuple(Row(cells[: len(heads)]) for cells in rows), labels=len(heads))
