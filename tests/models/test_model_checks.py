@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -247,6 +248,18 @@ def test_refused_by_running_it(module, message):
         models.check(module, torch.arange(15.0).view(5, 3))
     assert torch.equal(random_state, torch.get_rng_state())
     assert all(torch.equal(value, state[key]) for key, value in module.state_dict().items())
+
+
+class Preparing(nn.Linear):
+    """What can be done to samples as they are, and not to samples with a gradient."""
+
+    def forward(self, x):
+        twice = torch.mul(x, 2.0, out=torch.empty_like(x))
+        return super().forward(twice + torch.from_numpy(np.tanh(x.numpy())))
+
+
+def test_samples_may_be_prepared_in_ways_that_have_no_gradient():
+    models.check(Preparing(3, 2), torch.arange(15.0).view(5, 3))
 
 
 def test_functional_dropout_is_ours_to_draw():

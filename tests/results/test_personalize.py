@@ -122,6 +122,22 @@ def test_it_begins_at_the_global_model(
     assert_same(state(made.folder), one_step(made.folder, state(tmp_path / "global"), new))
 
 
+def test_a_method_may_keep_something_only_where_clients_are_few(tmp_path: Path) -> None:
+    """FedPG keeps inner products of nine clients with 18 parameters, and none with a tenth client."""
+    clients = np.arange(180) % 9
+    table = pd.DataFrame(np.sin(np.arange(180 * 8.0)).reshape(180, 8), columns=[f"f{place}" for place in range(8)])
+    table["who"] = [f"h{client}" for client in clients]
+    table["y"] = np.where(table["f0"] > 0, "yes", "no")
+    table.to_csv(tmp_path / "all.csv", index=False)
+    table[clients == 0].assign(who="new").to_csv(tmp_path / "new.csv", index=False)
+    values = {"data": f"table:{tmp_path / 'all.csv'},label=y,client=who,task=multiclass", "model": "linear"}
+    config = {**values, "algorithm": "fedpg", "rounds": 2, "threads": 1, "validation": 0.0}
+    api.run_config(from_mapping(config), out=tmp_path / "run", progress=False)
+    made = personalize(tmp_path / "run", tmp_path / "new.csv", tmp_path / "mine", test_fraction=0)
+    assert sum(value.numel() for value in state(made.folder).values()) == 18
+    assert made.about["clients"][0]["name"] == "new"
+
+
 def test_what_is_measured_is_measured_on_rows_that_it_did_not_train_on(
     hospitals: Callable[..., tuple[Path, Path]], tmp_path: Path
 ) -> None:

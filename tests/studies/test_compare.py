@@ -395,6 +395,14 @@ def test_where_all_diverge_the_table_says_why(tmp_path: Path) -> None:
     )
 
 
+def test_where_a_setting_diverges_the_table_says_which(tmp_path: Path) -> None:
+    rates = {"lr": [0.1, 4000.0]}
+    values = {**BOTH, "methods": ["fedavg"], "seeds": [1], "rounds": 4, "batch_size": 1, "tune": None, "grid": rates}
+    shown = table(compare(make_plan(values), tmp_path / "some", progress=False))
+    (sentence,) = read_json(tmp_path / "some/diverged.json").values()
+    assert [note for note in shown.notes if "diverged" in note] == [f"FedAvg at lr=4000.0 diverged: {sentence}"]
+
+
 # ---------------------------------------------------------------------------------------------------------- the formats
 
 

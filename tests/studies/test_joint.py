@@ -339,6 +339,18 @@ def test_the_last_bits_do_not_depend_on_who_else_plays(batch: int, more: dict[st
         assert_alike(tmp_path / "four" / one.name, tmp_path / "two" / one.name, exactly=True)
 
 
+@pytest.mark.usefixtures("threads")
+def test_the_last_bits_of_a_lonely_client_do_not_depend_on_who_else_plays(tmp_path: Path) -> None:
+    """With one client a round, steps that two runs share are one row, and those of two runs apart are two."""
+    more = {"data": "digits", "partition": "dirichlet:0.5", "clients": 10, "participation": 0.1, "rounds": 4}
+    more |= {"dtype": "float32", "model": "mlp:hidden=32"}
+    named = [("fedavg", 1, "one"), ("fedavg_ft", 1, "alike"), ("fedavg", 2, "other")]
+    runs = {name: planned(method, SETTINGS | {"batch_size": 20}, seed, name, **more) for method, seed, name in named}
+    for company in (["one", "alike"], ["one", "other"]):
+        play_all([runs[name] for name in company], tmp_path / company[1])
+    assert_alike(tmp_path / "alike/one", tmp_path / "other/one", exactly=True)
+
+
 def test_what_runs_have_in_common_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[tuple[str, int]] = []
 
@@ -432,6 +444,24 @@ def test_a_run_that_changes_its_replies_changes_nobody_elses(
     runs = [planned(name, SETTINGS, 1, name, rounds=3) for name in ("fedavg_ft", "fedavg", "fedprox_ft")]
     play_alone(runs, tmp_path / "alone")
     monkeypatch.setattr(FedAvgFT, "join", careless)
+    play_all(runs[:2], tmp_path / "joint")
+    assert [count for purpose, _, count in computed if purpose == "round"] == [1, 1, 1]
+    for run in runs[:2]:
+        assert same(last_state(tmp_path / "joint" / run.name).server, last_state(tmp_path / "alone" / run.name).server)
+
+
+def test_a_task_that_ends_in_place_ends_each_runs_rows_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[tuple[str, int, int]]
+) -> None:
+    finish = ProximalTraining.finish
+
+    def halved(self: ProximalTraining, context: Any, work: Any) -> Any:
+        work["w"].mul_(0.5)
+        return finish(self, context, work)
+
+    monkeypatch.setattr(ProximalTraining, "finish", halved)
+    runs = [planned(name, SETTINGS, 1, name, rounds=3) for name in ("fedavg", "fedavg_ft", "fedprox")]
+    play_alone(runs[:2], tmp_path / "alone")
     play_all(runs[:2], tmp_path / "joint")
     assert [count for purpose, _, count in computed if purpose == "round"] == [1, 1, 1]
     for run in runs[:2]:

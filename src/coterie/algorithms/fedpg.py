@@ -69,6 +69,8 @@ from coterie.algorithms.server_math.common_descent import CommonDescent, common_
 from coterie.rows import Rows, gram, put_rows, take_rows
 from coterie.rows.host_copies import on_device, on_host
 
+_MOST_KEPT = 2048  # clients whose gradients' inner products are kept: 32 MB, which a round copies twice
+
 
 @dataclass(frozen=True)
 class KeptGradient(FullGradient):
@@ -186,8 +188,9 @@ class FedPG(Algorithm):
         """Start every model at the initial one, without gradients."""
         nothing = torch.zeros_like(start.row)
         seen = torch.zeros(start.clients, dtype=torch.int64, device=start.row.device)
-        # Where they would take more memory than the gradients themselves they are not kept.
-        kept = start.clients if self.history and 2 * start.clients <= len(start.row) else 0
+        # Where they would take more memory than the gradients, or much by themselves, they are not kept.
+        worth = self.history and 2 * start.clients <= len(start.row) and start.clients <= _MOST_KEPT
+        kept = start.clients if worth else 0
         products = torch.zeros(kept, kept, dtype=torch.float64, device=start.row.device)
         return {"w": start.row, "g": start.rows(nothing), "seen": seen, "products": products}, {
             "w": start.rows(),
@@ -263,13 +266,24 @@ class FedPG(Algorithm):
 
     def _remember(self, server: State, online: Replies) -> State:
         """Return all clients' last gradients and their inner products, of which only those of new ones are computed."""
-        clients, new, old = online.clients, online["g"], server["g"]
-        products = server.get("products", new.new_zeros(0, 0))  # older checkpoints have none
+        clients, new, old, products = online.clients, online["g"], server["g"], server["products"]
         if len(products):
-            # With the gradients as they were: their matrix is read as it lies, and a changed one would be copied.
-            rows = gram(new, old).index_copy(1, clients, gram(new))
+            # In float64 whatever the device: a direction near a Pareto stationary point hangs on the last digits.
+            among = gram(new, new)
+            rows = self._with_others(server, online).index_copy(1, clients, (among + among.T) / 2)
             products = products.index_copy(0, clients, rows).index_copy(1, clients, rows.T)
         return {"g": put_rows(old, clients, new), "products": products}
+
+    def _with_others(self, server: State, online: Replies) -> Tensor:
+        """Return inner products of new gradients with everybody's last one; of those online they count for nothing."""
+        new, old = online["g"], server["g"]
+        recorded = on_host(server["seen"]) > 0
+        recorded[on_host(online.clients)] = False
+        others = on_device(recorded.nonzero().squeeze(1), new.device)
+        if 2 * len(others) > len(old):  # the matrix is read as it lies: to take most of its rows is to copy them
+            return gram(new, old)
+        rows = torch.zeros(len(new), len(old), dtype=torch.float64, device=new.device)
+        return rows.index_copy(1, others, gram(new, take_rows(old, others))) if len(others) else rows
 
     def window(self, seen: Tensor, online: Tensor, now: int) -> Tensor:
         """Return the absent clients whose last gradients still count."""

@@ -197,7 +197,8 @@ class BatchedEngine(Engine):
         order = torch.argsort(self.host_sizes["train"][host], descending=True, stable=True)
         pieces = self._chunks(task, order, self.host_sizes["train"][host[order]])
         with self.rounding():
-            if len(pieces) == 1 and torch.equal(pieces[0], torch.arange(len(order))):
+            as_they_are = len(pieces) == 1 and torch.equal(pieces[0], torch.arange(len(order)))
+            if as_they_are and not self._too_few(len(order)):
                 with self._threads_of_step(task, host):
                     return self._run_chunk(task, clients, host, state, message, call)
             chunks = to_device(order, self.device).split([len(piece) for piece in pieces])
@@ -227,11 +228,15 @@ class BatchedEngine(Engine):
         begins = [0, *ends[:-1]]
         return [piece for begin, end in zip(begins, ends, strict=True) for piece in order[begin:end].split(chunk)]
 
+    def _too_few(self, rows: int) -> bool:
+        """Say whether rows are fewer than are to be computed at once, where that is not settled by other means."""
+        return 0 < rows < self.fewest_rows and self.chunk != 1 and not self._fixed_shapes
+
     def _run_some(
         self, task: Task, places: Tensor, clients: Tensor, host: Tensor, state: Rows, message: Rows, call: Call
     ) -> tuple[Rows, Rows]:
         """Run a task for the clients at some places, of which there may have to be more than asked for."""
-        only = len(places) < self.fewest_rows and self.chunk != 1 and not self._fixed_shapes
+        only = self._too_few(len(places))
         if only:
             places, host = places.repeat(self.fewest_rows), host.repeat(self.fewest_rows)
         with self._threads_of_step(task, host):

@@ -311,7 +311,10 @@ def _refuse_checkpoints(trial: nn.Module, given: Tensor) -> None:
     It leaves out the parameters of what it computes, in PyTorch alone too, where samples have no gradient: so here they
     have one.
     """
-    outputs = trial(given.clone().requires_grad_() if given.is_floating_point() else given)
+    try:
+        outputs = trial(given.clone().requires_grad_() if given.is_floating_point() else given)
+    except RuntimeError:
+        return  # what cannot be done to samples with a gradient (out=, numpy()) may be done to those without
     waiting, seen = [outputs.grad_fn], set()
     while waiting:
         node = waiting.pop()

@@ -109,6 +109,7 @@ def basis(tmp_path: Path) -> Basis:
     """The small recipe's part on which a claim rests: ours above theirs, at four rounds."""
     made = values()
     made["parts"] = made["parts"][:1]
+    made["parts"][0]["plan"]["methods"][1]["tune"] = {"lr": [1, 2]}
     made["criteria"] = [
         {"name": "ahead", "says": "So it is.", "above": {"of": ["ours"], "than": ["theirs"]}},
         {"name": "all", "says": "So it is.", "above": {"of": ["ours"], "than": ["*"]}},
@@ -248,11 +249,31 @@ def test_other_values_than_the_recipes_decide_nothing(basis: Basis) -> None:
     assert judged(basis, record(FAR, NEAR, methods=then, tuning=tuning)).answer == "holds"
 
 
+def test_what_the_recipe_tunes_and_the_run_did_not_decides_nothing_nor_the_reverse(basis: Basis) -> None:
+    """Where the paper asks for no tuning, too: the recipe does."""
+    lax = Protocol(seeds=3, rounds=4)
+    then = {"theirs": {"algorithm": "fedavg", "settings": {}}}
+    made = yaml.safe_load(Path(basis.recipe).read_text())
+    del made["parts"][0]["plan"]["methods"][1]["tune"]
+    made["name"] = "untuned"
+    (path := Path(basis.recipe).with_name("untuned.yaml")).write_text(yaml.safe_dump(made, sort_keys=False))
+    untuned = basis.model_copy(update={"recipe": str(path)})
+    tuning = record(FAR, NEAR)["small", "one"].values["tuning"]
+    for recipe, tried, protocol, why in (
+        (basis, [], lax, "theirs was not tuned, and is in the recipe"),
+        (basis, [], PROTOCOL, "theirs was not tuned"),
+        (untuned, tuning, lax, "theirs was tuned, and is not in the recipe"),
+    ):
+        kept = record(FAR, NEAR, methods=then, tuning=tried)["small", "one"]
+        (found,) = judged(recipe, {(name, "one"): kept for name in ("small", "untuned")}, protocol).places
+        assert found.reasons == (why,)
+
+
 def test_a_part_that_was_not_run_has_all_of_its_cases(basis: Basis) -> None:
     path = Path(basis.recipe)
     made = yaml.safe_load(path.read_text())
     made["parts"].append({**values()["parts"][1], "readings": {"personal": {}}, "numbers": {}})  # a grid of three rates
-    made["parts"][1]["plan"]["methods"] = made["parts"][0]["plan"]["methods"]
+    made["parts"][1]["plan"]["methods"] = values()["parts"][0]["plan"]["methods"]
     path.write_text(yaml.safe_dump(made, sort_keys=False))
     claim = Claim(id="fedamp-x", where="Table 9", claim="So.", rests_on=(basis,), most=True)
     found = judge_claim(claim, PROTOCOL, record(FAR, NEAR))

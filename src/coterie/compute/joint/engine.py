@@ -196,12 +196,14 @@ class JointEngine:
             together += [(value, pieces[name]) for name, value in done.items()]
             for number, place in enumerate(places):
                 ends[place] = {name: each[number] for name, each in pieces.items()}
-        answers = []
-        for place, (ask, context) in enumerate(zip(asks, contexts, strict=True)):
-            # A run may change in place what it is answered.
-            same = first[place] == place
-            rows = ends[place] if same else {name: value.clone() for name, value in ends[first[place]].items()}
-            answers.append(finished(ask.task, context, rows))
+        # Copied before the first task ends: it may change its rows in place, and so may a run what it is answered.
+        for place, other in enumerate(first):
+            if other != place:
+                ends[place] = {name: value.clone() for name, value in ends[other].items()}
+        answers = [
+            finished(ask.task, context, ends[place])
+            for place, (ask, context) in enumerate(zip(asks, contexts, strict=True))
+        ]
         finite = _finite(answers, together)
         return [TaskAnswer(*answer, finite) for answer in answers]
 

@@ -222,6 +222,8 @@ def _grown(old: Tensor, new: Tensor) -> Tensor:
     """Put what a state held into one with more clients; what is theirs stays as it was made."""
     if old.shape == new.shape:
         return take_rows(old, torch.arange(len(old))) if old.dim() else old
+    if any(side < before for side, before in zip(new.shape, old.shape, strict=True)):
+        return new  # with so many clients a method keeps it no more
     clients = torch.arange(len(old))
     rows = take_rows(new, clients)
     rows[tuple(slice(0, side) for side in old.shape)] = take_rows(old, clients)

@@ -18,7 +18,7 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -36,7 +36,7 @@ from coterie.runs.storage import lock_folder, read_summary
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.simulation.processes import OneProcess
 from coterie.studies.comparison.plan import ComparisonPlan, PlannedRun
-from coterie.studies.comparison.standings import Standings, standings
+from coterie.studies.comparison.standings import Standings, format_values, standings
 from coterie.studies.comparison.tables import csv_text, plain, table
 from coterie.studies.comparison.together import joined, play_group
 from coterie.studies.comparison.workers import (
@@ -107,7 +107,7 @@ def compare(
         with _shown(plan, progress) as part:
             diverged = run_all(plan, folder, data_dir, jobs=jobs, together=together, progress=part, track=track)
         found = standings(plan, _results(plan, folder, diverged), at)
-        found = replace(found, diverged=_why(plan, diverged, {row.title for row in found.rows if not row.scores}))
+        found = replace(found, diverged=_why(plan, diverged, found))
         shown = table(found)
         write_json(folder / STANDINGS, plain(found))
         write_text(folder / "table.md", shown.markdown())
@@ -135,13 +135,16 @@ def load_results(plan: ComparisonPlan, out: str | os.PathLike[str]) -> dict[str,
     return _results(plan, folder, read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {})
 
 
-def _why(plan: ComparisonPlan, diverged: Mapping[str, str], methods: Collection[str]) -> dict[str, str]:
-    """Say of some methods how the first of their runs diverged."""
-    found: dict[str, str] = {}
-    for run in plan.runs:
-        if run.name in diverged and (title := plan.titles[run.method]) in methods:
-            found.setdefault(title, diverged[run.name])
-    return found
+def _why(plan: ComparisonPlan, diverged: Mapping[str, str], found: Standings) -> dict[str, str]:
+    """Say of each method that has no result in a setting how the first of its runs there diverged."""
+    why: dict[str, str] = {}
+    for row in found.rows:
+        where = f" at {format_values(row.setting)}" if row.setting else ""
+        runs = (run.name for run in plan.runs if (plan.titles[run.method], run.setting) == (row.title, row.setting))
+        sentence = next((diverged[name] for name in runs if name in diverged), None)
+        if sentence is not None and not row.scores:
+            why[f"{row.title}{where}"] = sentence
+    return why
 
 
 def _results(plan: ComparisonPlan, folder: Path, diverged: Mapping[str, str]) -> dict[str, Result | None]:
@@ -184,7 +187,8 @@ def run_all(
     try:
         with _stopped_by_sigterm(folder):
             if jobs is None:
-                count = 1 if plan.has_objects else workers_that_pay(left)
+                # By all runs, so that whoever goes on after a stop shares out cores as before it.
+                count = 1 if plan.has_objects or not left else min(len(left), workers_that_pay(plan.runs))
             else:
                 count = workers_that_gain(jobs, len(left), {run.config.device for run in left})
             groups = divided(joined(left) if together else [[run] for run in left], count)

@@ -162,7 +162,7 @@ class Standings:
     at
         At which round the numbers are.
     diverged
-        Of each method that has no result, by title, how a run of it diverged.
+        Of each method that has no result in a setting, by title and setting, how a run of it diverged.
     """
 
     rows: list[Standing]

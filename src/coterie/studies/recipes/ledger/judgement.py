@@ -233,18 +233,19 @@ def _lacks(
     absent = [method for method in methods if method not in record.methods]
     if absent:
         found.append(f"{listed([titles[each] for each in absent])} {_were(absent)} not run")
+    untuned: list[str] = []
     if protocol.tuned is not None:
         wanted = methods if EVERY_OTHER in protocol.tuned.methods else protocol.tuned.methods
         ran = [method for method in methods if method in wanted and method not in absent]
         tried = {method: record.tried(setting, method) for method in ran}
-        never = [titles[method] for method, count in tried.items() if count == 1]
-        if never:
-            found.append(f"{listed(never)} {_were(never)} not tuned")
+        untuned = [method for method, count in tried.items() if count == 1]
+        if untuned:
+            found.append(f"{listed([titles[each] for each in untuned])} {_were(untuned)} not tuned")
         for method, count in tried.items():
             if 1 < count < protocol.tuned.values:
                 needed = protocol.tuned.values
                 found.append(f"{titles[method]} was tuned over {_count(count)} values of {_count(needed)}")
-    return found + changes(outcome, record, frozenset(methods))
+    return found + changes(outcome, record, frozenset(methods), untuned)
 
 
 def _cells(outcomes: Sequence[PartOutcome]) -> tuple[dict[CellName, Value], dict[CellName, Reading]]:

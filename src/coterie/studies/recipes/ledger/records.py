@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class PartRecord:
     def candidates(self, method: str) -> set[frozenset[tuple[str, Any]]]:
         """Give the values that were tried for a method; none where nothing was tuned."""
         found = [each for each in self.values.get("tuning", ()) if each["method"] == method]
-        return {frozenset(values.items()) for each in found for values in each["tried"]}
+        return {candidate_of(values) for each in found for values in each["tried"]}
 
     def edges(self, setting: str, method: str) -> list[str]:
         """Say which tuned values of a method lie at the edge of what was tried."""
@@ -120,8 +120,13 @@ def outcome_of(part: RecipePart, record: PartRecord) -> PartOutcome:
     return PartOutcome(part, plan, PartValues(values, frozenset(diverged)))
 
 
-def changes(outcome: PartOutcome, record: PartRecord, methods: frozenset[str]) -> list[str]:
-    """Say in what a record differs from the recipe as it stands now, of all and of these methods."""
+def changes(
+    outcome: PartOutcome, record: PartRecord, methods: frozenset[str], untuned: Collection[str] = ()
+) -> list[str]:
+    """Say in what a record differs from the recipe as it stands now, of all and of these methods.
+
+    Of the ``untuned`` ones it is said already that they were not tuned.
+    """
     plan, values = outcome.plan, record.values
     config = plan.runs[0].config
     found = [
@@ -142,13 +147,23 @@ def changes(outcome: PartOutcome, record: PartRecord, methods: frozenset[str]) -
         now = {name: value for name, value in run.config.plain()["settings"].items() if name not in idle}
         if then["algorithm"] != run.config.algorithm:
             found.append(f"{method} was {then['algorithm']}, and is {run.config.algorithm} in the recipe")
-        candidates = {frozenset(dict(one.candidate).items()) for one in plan.runs if one.method == method}
-        if run.candidate and (tried := record.candidates(method)) and tried != candidates:
+        candidates = {candidate_of(one.candidate) for one in plan.runs if one.method == method}
+        tried = record.candidates(method)
+        if run.candidate and not tried and method not in untuned:
+            found.append(f"{method} was not tuned, and is in the recipe")
+        elif tried and not run.candidate:
+            found.append(f"{method} was tuned, and is not in the recipe")
+        elif tried and tried != candidates:
             found.append(f"{method} was tuned over other values than the recipe's")
         for name, value in then["settings"].items():
             if name in now and name not in run.candidate and now[name] != value:
                 found.append(f"{name} of {method} was {value}, and is {now[name]} in the recipe")
     return found
+
+
+def candidate_of(values: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
+    """Give values that were tried together as something to compare; lists of numbers, too."""
+    return frozenset((name, tuple(value) if isinstance(value, list) else value) for name, value in values.items())
 
 
 def _without_effect(plan: ComparisonPlan) -> set[str]:
