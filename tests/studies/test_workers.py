@@ -163,7 +163,7 @@ def test_runs_of_a_seed_stay_with_one_worker() -> None:
     assert [[run.method for run in part] for part in parts] == [["fedavg", "local", "fedacs"]] * 2
 
 
-def test_as_many_workers_as_pay_for_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_workers_as_pay_for_their_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "usable_cores", lambda: 8)
     monkeypatch.setattr(workers, "free_memory", lambda: 2**40)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -179,8 +179,12 @@ def test_as_many_workers_as_pay_for_their_start(monkeypatch: pytest.MonkeyPatch)
     assert count(30, participation=1.0, rounds=50) == 8 and count(30, participation=0.001, rounds=5000) == 8
     monkeypatch.setattr(workers, "free_memory", lambda: 7 * 2**30)
     assert count(30) == 3, "each of them needs two gigabytes"
+    (tmp_path / "large.csv").write_bytes(b"x" * 2**20)
+    monkeypatch.setattr(workers, "_ROOM", 1)
+    monkeypatch.setattr(workers, "free_memory", lambda: 5 * workers._OF_A_FILE * 2**20 + 5)
+    assert count(30, data=f"table:{tmp_path / 'large.csv'},label=y") == 5, "each of them reads the file"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert count(30) == 1 and count(30, device="cuda:0") == 1 and count(30, device="cpu") == 3
+    assert count(30) == 1 and count(30, device="cuda:0") == 1 and count(30, device="cpu") == 8
 
 
 def test_no_more_workers_than_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

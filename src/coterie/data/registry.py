@@ -131,6 +131,23 @@ def is_drawn(name: str) -> bool:
     return resolve("data set", name, SOURCES).drawn
 
 
+def file_bytes(name: str) -> int:
+    """Say how large the file is that a data set is read from.
+
+    Parameters
+    ----------
+    name
+        ``name`` or ``name:key=value,key=value``.
+
+    Returns
+    -------
+    int
+        Its bytes; 0 for data sets that are in no file of the user's own, or in a folder.
+    """
+    path = getattr(resolve("data set", name, SOURCES), "path", None)
+    return path.stat().st_size if isinstance(path, Path) and path.is_file() else 0
+
+
 def fetch(name: str, data_dir: Path | None = None, progress: bool = True) -> Path:
     """Download a data set from its official address; what is there and whole is left alone.
 

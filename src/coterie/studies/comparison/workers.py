@@ -22,6 +22,7 @@ from types import FrameType
 
 import torch
 
+from coterie.data.registry import file_bytes
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, Diverged, Interrupted
 from coterie.memory import GPU_SHARE, free_memory, gpu_share, keep_freed_memory
 from coterie.runs.experiment import Watcher
@@ -54,7 +55,8 @@ _STOPS = {signal.SIGINT, signal.SIGTERM}
 # another process costs four. Thirty runs on two cores took 7.1 s with two in place of 6.3 s where there were 9,000, 9.2
 # in place of 10.3 where there were 20,100, and 21.6 in place of 32.3 where there were 90,000.
 _WORTH_A_START = 15_000
-_ROOM = 2 * 2**30  # bytes: a process with its libraries, a data set, and the models of some runs
+_ROOM = 2 * 2**30  # bytes: a process with its libraries, a data set of the library's, and the models of some runs
+_OF_A_FILE = 15  # times its bytes a table may take in each process that reads it: one in CSV took 5, in Parquet 12
 
 
 @dataclass
@@ -190,7 +192,8 @@ def workers_that_pay(runs: Sequence[PlannedRun]) -> int:
         return 1
     work = sum(config.rounds * max(1, round(config.participation * config.clients)) for config in configs)
     threads = max((config.threads or 1 for config in configs), default=1)
-    return max(1, min(len(runs), usable_cores() // threads, work // _WORTH_A_START, free_memory() // _ROOM))
+    room = _ROOM + _OF_A_FILE * max((file_bytes(name) for name in {config.data for config in configs}), default=0)
+    return max(1, min(len(runs), usable_cores() // threads, work // _WORTH_A_START, free_memory() // room))
 
 
 def _on_gpu(devices: Collection[str]) -> bool:
