@@ -258,14 +258,20 @@ def test_what_the_recipe_tunes_and_the_run_did_not_decides_nothing_nor_the_rever
     made["name"] = "untuned"
     (path := Path(basis.recipe).with_name("untuned.yaml")).write_text(yaml.safe_dump(made, sort_keys=False))
     untuned = basis.model_copy(update={"recipe": str(path)})
+    made["parts"][0]["plan"]["methods"][1]["tune"] = {"lr": [1, 2]}
+    made["parts"][0]["tuned_by"], made["name"] = "global", "by-global"
+    (path := path.with_name("by-global.yaml")).write_text(yaml.safe_dump(made, sort_keys=False))
+    by_global = basis.model_copy(update={"recipe": str(path)})
+    other = "theirs was tuned by the model of the first column, and is by its global model in the recipe"
     tuning = record(FAR, NEAR)["small", "one"].values["tuning"]
     for recipe, tried, protocol, why in (
         (basis, [], lax, "theirs was not tuned, and is in the recipe"),
         (basis, [], PROTOCOL, "theirs was not tuned"),
         (untuned, tuning, lax, "theirs was tuned, and is not in the recipe"),
+        (by_global, tuning, PROTOCOL, other),
     ):
         kept = record(FAR, NEAR, methods=then, tuning=tried)["small", "one"]
-        (found,) = judged(recipe, {(name, "one"): kept for name in ("small", "untuned")}, protocol).places
+        (found,) = judged(recipe, {(name, "one"): kept for name in ("small", "untuned", "by-global")}, protocol).places
         assert found.reasons == (why,)
 
 
@@ -562,7 +568,7 @@ def test_the_command_prints_claims_or_json(tmp_path: Path, monkeypatch: pytest.M
     assert shown.exit_code == 0, shown.output
     plain = json.loads(call("--results", str(RESULTS), "--paper", "fedacs", "--json").output)
     assert {each["paper"] for each in plain} == {"fedacs"} and all(each["why"] for each in plain)
-    assert all(each["id"] in shown.output for each in plain) and "Of 14 claims" in shown.output
+    assert all(each["id"] in shown.output for each in plain) and f"Of {len(plain)} claims" in shown.output
     one = call("--results", str(RESULTS), "fedacs-steadiest", "flame-hybrid-best")
     assert one.output.index("fedacs-steadiest") < one.output.index("flame-hybrid-best") and "fedamp" not in one.output
     (each,) = json.loads(call("--results", str(RESULTS), "flame-hybrid-best", "--json").output)

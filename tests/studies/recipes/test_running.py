@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from coterie import api
 from coterie.cli.app import app
 from coterie.errors import ConfigError, DataError, Interrupted, UnknownName
+from coterie.results import Result as RunResult
 from coterie.runs.experiment import Experiment
 from coterie.simulation.simulation import Simulation
 from coterie.studies import recipes
@@ -68,6 +69,25 @@ def test_what_was_tuned_and_what_each_seed_gave_is_kept(tmp_path: Path) -> None:
         if cell["mean"] is not None:
             assert len(cell["each"]) == 2 and sum(cell["each"]) / 2 == pytest.approx(cell["mean"], rel=1e-12)
             assert abs(cell["each"][0] - cell["each"][1]) / 2**0.5 == pytest.approx(cell["std"], abs=1e-9)
+
+
+def test_methods_are_tuned_by_the_model_that_the_part_names_where_they_have_it(tmp_path: Path) -> None:
+    (one,) = both_parts()[:1]
+    methods = [{**each, "tune": {"lr": [0.05, 0.1]}} for each in one["plan"]["methods"]]
+    plan = {**one["plan"], "methods": methods, "lr": None, "seeds": [1]}
+    made = recipe(parts=[{**one, "plan": plan, "quick": {"seeds": [1]}, "tuned_by": "global"}])
+    (part,) = recipes.plain(run_recipe(made, tmp_path, progress=False))["parts"]
+    assert part["tuned_by"] == "global" and len(part["runs"]) == 6
+    for name, run in part["runs"].items():
+        (folder,) = tmp_path.glob(f"**/runs/{name}")
+        frame = RunResult(folder).metrics
+        last = frame[(frame["split"] == "validation") & (frame["metric"] == "accuracy")]
+        last = last[last["round"] == last["round"].max()].groupby("model")["value"].mean()
+        # FedAMP and training alone have no global model.
+        assert ("global" in last.index) == name.startswith("theirs")
+        assert run["validation"] == pytest.approx(last.get("global", last["personal"]), rel=1e-12)
+    with pytest.raises(ConfigError, match="tuned_by is 'cloud', but must be one of personal, global"):
+        recipe(parts=[{**one, "tuned_by": "cloud"}])
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ def _numbers(part: RecipePart, run: PlannedRun, result: Result) -> RunNumbers:
             found = _statistics(reading, result, model, when)
         readings |= {} if found is None else {name: found}
     first = next(iter(part.readings.values()))
-    tuned_by = first.models.get(run.method, first.model)
+    tuned_by = part.tuned_by or first.models.get(run.method, first.model)
     validation = validation_score(result, part.at, tuned_by) if run.candidate else None
     return RunNumbers(bool(result.summary["higher_is_better"]), validation, readings, scores)
 

@@ -23,6 +23,7 @@ A file of the book, in short (``book/fedamp-table3.yaml`` is a whole one)::
           partition: {"q_label:2": "#label=2", "q_label:3": "#label=3"}
         quick: {data: digits, clients: 20, rounds: 20, seeds: [1]}   # over the plan; without it the part is left out
         at: best_oracle                     # final, best (on validation data) or best_oracle (on test data)
+        tuned_by: global                    # whose validation accuracy tuning compares, where a method has that model
         readings:                           # the columns; the first is what criteria mean unless they say
           accuracy: {model: personal, models: {FedAvg: global}}
           variance: {metric: loss, over: variance, at: final}
@@ -294,9 +295,18 @@ class RecipePart(_Strict):
         None, description="values over the plan's for the quick version; without it the part is left out there"
     )
     at: At = Field("final", description="at which round numbers are read, unless a reading says otherwise")
+    tuned_by: str | None = Field(
+        None, description="the model that tuning compares where a method has it; that of the first reading if absent"
+    )
     readings: dict[str, Reading] = Field(min_length=1, description="the columns")
     numbers: PaperNumbers = Field(default_factory=PaperNumbers, description="the paper's")
     not_targets: tuple[NotTarget, ...] = Field((), description="numbers of the paper that are not to be reached")
+
+    @model_validator(mode="after")
+    def _known_model(self) -> Self:
+        if self.tuned_by is not None and self.tuned_by not in MODELS:
+            raise ValueError(f"tuned_by is {self.tuned_by!r}, but must be one of {', '.join(MODELS)}")
+        return self
 
     @property
     def heading(self) -> str:

@@ -233,6 +233,7 @@ def _plain_part(found: PartOutcome) -> dict[str, Any]:
         "absent": found.absent,
         "failed": found.failed,
         "at": found.part.at,
+        **({} if found.part.tuned_by is None else {"tuned_by": found.part.tuned_by}),
         "seeds": list(found.plan.seeds),
         "grid": found.plan.grid,
         **{name: getattr(config, name) for name in common if name not in found.plan.grid},

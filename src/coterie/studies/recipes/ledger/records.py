@@ -149,6 +149,10 @@ def changes(
             found.append(f"{method} was {then['algorithm']}, and is {run.config.algorithm} in the recipe")
         candidates = {candidate_of(one.candidate) for one in plan.runs if one.method == method}
         tried = record.candidates(method)
+        models = values.get("tuned_by"), outcome.part.tuned_by
+        if tried and run.candidate and models[0] != models[1]:
+            by = [f"its {model} model" if model else "the model of the first column" for model in models]
+            found.append(f"{method} was tuned by {by[0]}, and is by {by[1]} in the recipe")
         if run.candidate and not tried and method not in untuned:
             found.append(f"{method} was not tuned, and is in the recipe")
         elif tried and not run.candidate:
