@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from coterie import api
 from coterie.cli.app import app
 from coterie.config import ExperimentConfig
-from coterie.errors import CoterieError, Interrupted, RunFolderError
+from coterie.errors import AlgorithmError, ConfigError, CoterieError, Interrupted, RunFolderError
 from coterie.results import Result, client_scores
 from coterie.results.figures import Line
 from coterie.results.report import tables as report_tables
@@ -393,6 +393,44 @@ def test_where_all_diverge_the_table_says_why(tmp_path: Path) -> None:
     assert shown.notes == tuple(
         f"{name} diverged: {sentences[f'{name.lower()}-seed1']}" for name in ("FedAvg", "Local")
     )
+
+
+FAILING = '''
+from coterie.algorithms.fedavg import FedAvg
+
+
+class Failing(FedAvg):
+    """Averages until it does not."""
+
+    name = "failing"
+    title = "Failing"
+    last: int = 1
+
+    def round(self, server, cohort):
+        if cohort.round > self.last:
+            raise ValueError("it is out of order")
+        return (yield from super().round(server, cohort))
+'''
+
+
+@pytest.mark.parametrize("how", [{}, {"together": False}, {"jobs": 2}], ids=["together", "in turn", "side by side"])
+def test_a_run_that_fails_leaves_the_others_alone(how: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FAILING, encoding="utf-8")
+    methods = [{"algorithm": f"{tmp_path / 'mine.py'}", "name": "mine"}, "fedavg", "local"]
+    plan = make_plan({**BOTH, "methods": methods, "seeds": [1, 2]})
+    with pytest.raises(ConfigError, match="2 of 6 runs failed, the first of them mine-seed1: .*out of order.*the others"):
+        compare(plan, tmp_path / "some", progress=False, **how)
+    finished = {path.parent.name for path in (tmp_path / "some/runs").glob("*/summary.json")}
+    assert finished == {"fedavg-seed1", "fedavg-seed2", "local-seed1", "local-seed2"}
+
+
+def test_a_run_that_fails_before_anything_was_played_ends_all_at_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FAILING, encoding="utf-8")
+    methods = [{"algorithm": f"{tmp_path / 'mine.py'}", "name": "mine", "settings": {"last": 0}}, "fedavg"]
+    plan = make_plan({**BOTH, "methods": methods, "seeds": [1]})
+    with pytest.raises(AlgorithmError, match="it is out of order"):
+        compare(plan, tmp_path / "none", together=False, progress=False)
+    assert not list((tmp_path / "none/runs").glob("*/summary.json"))
 
 
 def test_where_a_setting_diverges_the_table_says_which(tmp_path: Path) -> None:

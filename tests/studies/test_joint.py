@@ -29,7 +29,7 @@ from coterie.compute.samples import Samples, Split
 from coterie.config import from_mapping
 from coterie.data.partitions import Ragged
 from coterie.data.shelf import DatasetShelf
-from coterie.errors import AlgorithmError, Diverged, Interrupted, RunFolderError
+from coterie.errors import AlgorithmError, CoterieError, Diverged, Interrupted, RunFolderError
 from coterie.rows.host_copies import LateRead
 from coterie.runs.model_builder import make_engine
 from coterie.runs.rounds import draw_cohort
@@ -74,6 +74,9 @@ def play_all(runs: Sequence[PlannedRun], folder: Path, share: float = 1.0) -> No
 
     ends = list(run_together(runs, play, lambda run, number, mean: None, share=share))
     assert {run.name for run, _ in ends} == {run.name for run in runs}
+    for _, found in ends:
+        if isinstance(found, CoterieError):
+            raise found
 
 
 def play_alone(runs: Sequence[PlannedRun], folder: Path) -> None:

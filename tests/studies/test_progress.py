@@ -97,7 +97,7 @@ def test_lines_elsewhere() -> None:
     play(part, runs[0], clock, 10, 1.0)
     part.run_ended(runs[0])
     play(part, runs[1], clock, 3, 25.0)
-    part.run_ended(runs[1], failed=True)
+    part.run_ended(runs[1], "diverged")
     part.given_up()
     (last,) = planned("local", rounds=5)
     play(other, last, clock, 5, 4.0)

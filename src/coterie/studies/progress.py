@@ -64,6 +64,8 @@ class StudyProgress:
         Told lines, where no display is drawn.
     each_run
         Whether something is said of each run that ends, with its score.
+    say_failed
+        Told how a run failed, where a display is drawn.
 
     Attributes
     ----------
@@ -77,8 +79,10 @@ class StudyProgress:
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = lambda line: None,
         each_run: bool = True,
+        say_failed: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.title, self._clock, self._say, self._each_run = title, clock, say, each_run
+        self._say_failed = say_failed
         self._runs: list[_Shown] = []
         self._failed = 0
         self.rounds_to_come = 0
@@ -111,14 +115,16 @@ class StudyProgress:
         if now - self._said >= QUIET_SECONDS:
             self._say_that(now, "")
 
-    def run_ended(self, run: _Shown, failed: bool) -> None:
-        """Take note of a run's end."""
+    def run_ended(self, run: _Shown, failed: str) -> None:
+        """Take note of a run's end, and how it failed if it did."""
         now = self._clock()
         run.done = True
-        self._failed += failed
+        self._failed += bool(failed)
         score = "" if run.mean is None else f" with {run.mean:.4f}"
+        if failed:
+            self._say_failed(f"{run.name} {failed}")
         if self._each_run or failed:
-            self._say_that(now, f"{run.name} " + ("diverged" if failed else f"ended{score}"))
+            self._say_that(now, f"{run.name} {failed or f'ended{score}'}")
 
     def tell(self, what: str) -> None:
         """Say something of the study."""
@@ -222,8 +228,8 @@ class PartProgress:
         """Take note of a round, 0 for the beginning of a run."""
         self._study.round_ended(self._runs[run.name], round_number, mean)
 
-    def run_ended(self, run: PlannedRun, failed: bool = False) -> None:
-        """Take note of a run's end."""
+    def run_ended(self, run: PlannedRun, failed: str = "") -> None:
+        """Take note of a run's end, and how it failed if it did."""
         self._study.run_ended(self._runs[run.name], failed)
 
     def given_up(self) -> None:
@@ -235,18 +241,18 @@ class PartProgress:
 def study_progress(title: str, show: bool = True, each_run: bool = True) -> Iterator[StudyProgress]:
     """Show a study's progress on the error stream: a display on a terminal, lines elsewhere."""
     console = Console(stderr=True)
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     if not show:
         yield StudyProgress(title)
     elif console.is_terminal:
-        progress = StudyProgress(title, each_run=each_run)
+        progress = StudyProgress(title, each_run=each_run, say_failed=say)  # above the display
         with Live(progress, console=console, refresh_per_second=_REFRESHES):
             yield progress
     else:
-        yield StudyProgress(
-            title,
-            say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
-            each_run=each_run,
-        )
+        yield StudyProgress(title, say=say, each_run=each_run)
 
 
 def _duration(seconds: float) -> str:

@@ -27,7 +27,7 @@ from typing import Any, get_args
 import yaml
 
 from coterie import api, signals
-from coterie.errors import ConfigError, Interrupted, RunFolderError
+from coterie.errors import ConfigError, CoterieError, Interrupted, RunFolderError
 from coterie.results import At, Result
 from coterie.results.report.sources import STANDINGS
 from coterie.rows.distributed import launched
@@ -173,6 +173,8 @@ def run_all(
 ) -> Mapping[str, str]:
     """Run what is left, and give the runs that diverged with the sentence that says so.
 
+    A run that fails leaves the others alone, and is told of when they have ended; one that fails before anything was
+    played ends all at once, for what is wrong with it may be wrong with the rest.
     A run that is there and is planned for more rounds than it has played goes on to these. What runs that play together
     in this process have in common is found in ``common`` and left there, for a caller who has more of them to play.
     """
@@ -183,7 +185,13 @@ def run_all(
     for run in plan.runs:
         if run.name not in waiting:
             progress.found_finished(run)
-    done = len(plan.runs) - len(left)
+    done, failed, played = len(plan.runs) - len(left), dict[str, CoterieError](), False
+
+    def round_ended(run: PlannedRun, number: int, mean: float | None) -> None:
+        nonlocal played
+        played = played or number > 0
+        progress.round_ended(run, number, mean)
+
     try:
         with _stopped_by_sigterm(folder):
             if jobs is None:
@@ -193,14 +201,20 @@ def run_all(
                 count = workers_that_gain(jobs, len(left), {run.config.device for run in left})
             groups = divided(joined(left) if together else [[run] for run in left], count)
             group = functools.partial(play_group, play, common if count == 1 else None, 1 / count)
-            ends = play_groups(groups, group, count, progress.round_ended)
+            ends = play_groups(groups, group, count, round_ended)
             with contextlib.closing(ends):
-                for run, sentence in ends:
-                    if sentence is not None:
-                        diverged[run.name] = sentence
+                for run, found in ends:
+                    if isinstance(found, CoterieError):
+                        failed[run.name] = found
+                        progress.run_ended(run, f"failed: {found}")
+                        if not played and not done:
+                            raise found
+                        continue
+                    if found is not None:
+                        diverged[run.name] = found
                         write_json(folder / _DIVERGED, diverged)
                     done += 1
-                    progress.run_ended(run, failed=sentence is not None)
+                    progress.run_ended(run, "" if found is None else "diverged")
     except (Interrupted, KeyboardInterrupt) as stop:
         again = Interrupted(folder, 0, stop.signal_number if isinstance(stop, Interrupted) else signal.SIGINT)
         # What is to be resumed is the comparison, not the run that it was stopped in.
@@ -209,6 +223,12 @@ def run_all(
             "same command",
         )
         raise again from None
+    if failed:
+        name, error = next(iter(failed.items()))
+        raise ConfigError(
+            f"{len(failed)} of {len(plan.runs)} runs failed, the first of them {name}: {error}; the others are kept in "
+            f"{folder}, and the same command plays what is left"
+        ) from error
     return diverged
 
 

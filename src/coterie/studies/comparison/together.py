@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Generator, Hashable, Sequence
 
 from coterie.config import ExperimentConfig
-from coterie.errors import Diverged, Interrupted
+from coterie.errors import CoterieError, Diverged, Interrupted
 from coterie.memory import free_memory, gpu_memory
 from coterie.runs.experiment import threads
 from coterie.simulation.processes import OneProcess
@@ -86,12 +86,13 @@ def _one_meeting(
             body = functools.partial(_body, play, run, functools.partial(round_ended, run))
             seated[meeting.seat(body)] = run
         for seat in meeting.play():
-            if isinstance(seat.error, Diverged):
-                yield seated[seat], str(seat.error)
-            elif seat.error is None:
-                yield seated[seat], None
+            error = seat.error
+            if isinstance(error, Diverged):
+                yield seated[seat], str(error)
+            elif error is None or (isinstance(error, CoterieError) and not isinstance(error, Interrupted)):
+                yield seated[seat], error
             else:
-                failed.append(seat.error)
+                failed.append(error)
     own = [error for error in failed if not isinstance(error, Interrupted | KeyboardInterrupt)]
     if own:
         raise own[0]

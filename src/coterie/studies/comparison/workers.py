@@ -31,8 +31,8 @@ from coterie.studies.comparison.plan import PlannedRun
 RoundCallback = Callable[[PlannedRun, int, float | None], None]
 """Told after each round of each run: the run, the round, and the mean of the primary metric when it was evaluated."""
 
-EndedRun = tuple[PlannedRun, str | None]
-"""A run that ended, and the sentence that says how it diverged, ``None`` if it did not."""
+EndedRun = tuple[PlannedRun, str | CoterieError | None]
+"""A run that ended, and the sentence that says how it diverged, or the error with which it failed, if it did."""
 
 RunFunction = Callable[[PlannedRun, Watcher], None]
 """Plays one run to its end, telling the watcher after each round."""
@@ -84,8 +84,12 @@ def run_in_turn(
         round_ended(run, 0, None)
         try:
             play(run, functools.partial(round_ended, run))
+        except Interrupted:
+            raise
         except Diverged as error:
             yield run, str(error)
+        except CoterieError as error:
+            yield run, error
         else:
             yield run, None
 
@@ -131,8 +135,8 @@ def _side_by_side(
                     place, number, mean = rest
                     round_ended(worker.group[place], number, mean)
                 elif kind == "ended":
-                    place, sentence = rest
-                    yield worker.group[place], sentence
+                    place, sentence, failed = rest
+                    yield worker.group[place], ConfigError(sentence) if failed else sentence
                 elif kind == "done":
                     _next(worker, waiting)
                 elif kind == "interrupted":
@@ -341,8 +345,9 @@ def _play(group: Group, play: GroupFunction, tell: Connection) -> None:
         tell.send(("round", places[run.name], round_number, mean))
 
     try:
-        for run, sentence in play(group, watch):
-            tell.send(("ended", places[run.name], sentence))
+        for run, found in play(group, watch):
+            sentence = None if found is None else str(found)
+            tell.send(("ended", places[run.name], sentence, isinstance(found, CoterieError)))
     except Interrupted:
         raise
     except CoterieError as error:
