@@ -8,6 +8,8 @@ import itertools
 import math
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -418,10 +420,34 @@ def test_a_run_that_fails_leaves_the_others_alone(how: dict[str, Any], tmp_path:
     (tmp_path / "mine.py").write_text(FAILING, encoding="utf-8")
     methods = [{"algorithm": f"{tmp_path / 'mine.py'}", "name": "mine"}, "fedavg", "local"]
     plan = make_plan({**BOTH, "methods": methods, "seeds": [1, 2]})
-    with pytest.raises(ConfigError, match="2 of 6 runs failed, the first of them mine-seed1: .*out of order.*the others"):
+    with pytest.raises(
+        ConfigError, match=r"2 of 6 runs failed, the first of them mine-seed[12]: .*out of order.*the others"
+    ):
         compare(plan, tmp_path / "some", progress=False, **how)
     finished = {path.parent.name for path in (tmp_path / "some/runs").glob("*/summary.json")}
     assert finished == {"fedavg-seed1", "fedavg-seed2", "local-seed1", "local-seed2"}
+
+
+def test_numbers_that_yaml_takes_for_words_are_numbers() -> None:
+    """PyYAML reads 1e-2 as text, as it has no point."""
+    plan = make_plan(
+        {**BOTH, "tune": yaml.safe_load("lr: [1e-2, 0.1]"), "grid": {"mu": ["1E+1"]}, "methods": ["fedprox"]}
+    )
+    assert plan.tune == {"lr": [0.01, 0.1]} and plan.grid == {"mu": [10.0]}
+    with pytest.raises(ConfigError, match="each once"):
+        make_plan({**BOTH, "tune": {"lr": ["1e-2", 0.01]}})
+
+
+def test_a_script_that_its_own_workers_read_again_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import coterie.studies.comparison as c\n"
+        f"plan = c.make_plan({BOTH!r})\n"
+        "c.compare(plan, 'out', jobs=2, progress=False)\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode and 'put the call below if __name__ == "__main__"' in done.stderr
+    assert "is in use by another process" not in done.stderr
 
 
 def test_a_run_that_fails_before_anything_was_played_ends_all_at_once(tmp_path: Path) -> None:

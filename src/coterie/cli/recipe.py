@@ -23,7 +23,7 @@ from coterie.cli.shared_options import (
     with_fields,
 )
 from coterie.cli.written_values import separate_seeds
-from coterie.errors import ConfigError, UnknownName
+from coterie.errors import ConfigError, nearest
 
 Paper = Literal["fedacs", "fedamp", "fedpg", "flame"]
 
@@ -89,7 +89,9 @@ def verdicts(
         known = [judgement.claim.id for _, judgements in found for judgement in judgements]
         for claim in claims:
             if claim not in known:
-                raise UnknownName("claim", claim, known)
+                of = "" if paper is None else f" of {paper}"
+                listed = "coterie recipe verdicts lists them"
+                raise ConfigError(f"there is no claim {claim!r}{of}: {nearest(claim, known)}{listed}")
     if as_json:
         chosen = [each for each in ledger.plain(found) if not claims or each["id"] in claims]
         typer.echo(json.dumps(chosen, indent=2, ensure_ascii=False))
@@ -169,8 +171,10 @@ def run(
         progress=not quiet,
         tell=lambda sentence: err.print(sentence, markup=False, highlight=False),
     )
-    write_json(folder / "recipe.json", recipes.plain(outcome))
-    write_text(folder / "recipe.md", recipes.markdown(outcome))
+    # What an earlier command wrote stands where this one could play nothing.
+    if not (all(found.failed for found in outcome.parts) and (folder / "recipe.json").exists()):
+        write_json(folder / "recipe.json", recipes.plain(outcome))
+        write_text(folder / "recipe.md", recipes.markdown(outcome))
     if not quiet:
         out.print(recipes.terminal(outcome))
     err.print(f"recipe: {folder}", markup=False, highlight=False)

@@ -16,6 +16,7 @@ from coterie.user_code import OBJECT, HeldObject
 
 _OWN = ("methods", "seeds", "grid", "tune")
 _NOT_SHARED = {"algorithm": "methods", "algorithm_sha256": "methods", "seed": "seeds"}
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 _OF_METHODS = ("algorithm", "name", "settings", "tune", *SHORTHANDS)
 
 Values = dict[str, Any]
@@ -269,12 +270,21 @@ def _lists(where: str, given: Any) -> dict[str, list[Any]]:
         return {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where} is {given!r}, but must map names to lists of values")
+    given = {
+        name: [_number(value) for value in values] if isinstance(values, list) else values
+        for name, values in given.items()
+    }
     for name, values in given.items():
         if not isinstance(values, list) or not values or any(value in values[:k] for k, value in enumerate(values)):
             raise ConfigError(f"{where} has {values!r} for {name}, but must list at least one value, each once")
         if any(isinstance(value, list | dict) for value in values):
             raise ConfigError(f"{where} has {values!r} for {name}, but each value must be a number or a word")
     return {str(name): list(values) for name, values in given.items()}
+
+
+def _number(value: Any) -> Any:
+    """Read a number such as 1e-3, which YAML takes for a word where it has no point."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def _refuse_contradictions(methods: Mapping[str, Values], grid: Values, tune: Values) -> None:

@@ -43,6 +43,7 @@ from coterie.studies.comparison.workers import (
     RunFunction,
     divided,
     play_groups,
+    refuse_to_start_from_a_start,
     workers_that_gain,
     workers_that_pay,
 )
@@ -100,6 +101,8 @@ def compare(
     """
     folder = Path(out)
     refuse_several_processes()
+    if jobs != 1:
+        refuse_to_start_from_a_start()
     _refuse_without_validation(plan, at)
     refuse_objects_side_by_side(plan, jobs)
     make_all(track)  # what is wrong with them is said before anything is begun
@@ -140,10 +143,11 @@ def _why(plan: ComparisonPlan, diverged: Mapping[str, str], found: Standings) ->
     why: dict[str, str] = {}
     for row in found.rows:
         where = f" at {format_values(row.setting)}" if row.setting else ""
-        runs = (run.name for run in plan.runs if (plan.titles[run.method], run.setting) == (row.title, row.setting))
-        sentence = next((diverged[name] for name in runs if name in diverged), None)
-        if sentence is not None and not row.scores:
-            why[f"{row.title}{where}"] = sentence
+        runs = [run.name for run in plan.runs if (plan.titles[run.method], run.setting) == (row.title, row.setting)]
+        sentences = [diverged[name] for name in runs if name in diverged]
+        if sentences and not row.scores:
+            many = f"in {len(sentences)} of {len(runs)} runs, first " if len(runs) > 1 else ""
+            why[f"{row.title}{where}"] = f"{many}{sentences[0]}"
     return why
 
 

@@ -246,6 +246,15 @@ def usable_cores() -> int:
 # ------------------------------------------------------------------------------------------------ in the first process
 
 
+def refuse_to_start_from_a_start() -> None:
+    """Refuse to start processes in one that was started for another's and is still reading the program."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "processes for several jobs read the program again from its first line, and it asks for jobs there: put "
+            'the call below if __name__ == "__main__", or leave jobs out'
+        )
+
+
 def _begin(play: GroupFunction, threads: int, share: float) -> _Worker:
     # Not forked: a fork copies PyTorch's thread pool without its threads, and a CUDA context not at all.
     context = multiprocessing.get_context("spawn")
