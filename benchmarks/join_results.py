@@ -27,8 +27,10 @@ from coterie.studies.recipes.readings import read_values
 from coterie.studies.recipes.run_numbers import RunNumbers
 from coterie.tables import escape_markdown
 
-_ALIKE = ("at", "grid", "data", "partition", "model", "clients", "rounds", "participation", "validation")
-_ALIKE += ("precision", "tuned_by")
+_ALIKE = (
+    *("at", "grid", "data", "partition", "model", "clients", "rounds", "participation", "validation", "precision"),
+    "tuned_by",
+)
 
 
 @dataclass(frozen=True)

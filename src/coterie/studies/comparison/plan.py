@@ -270,16 +270,15 @@ def _lists(where: str, given: Any) -> dict[str, list[Any]]:
         return {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where} is {given!r}, but must map names to lists of values")
-    given = {
-        name: [_number(value) for value in values] if isinstance(values, list) else values
-        for name, values in given.items()
-    }
-    for name, values in given.items():
+    found: dict[str, list[Any]] = {}
+    for name, listed in given.items():
+        values = [_number(value) for value in listed] if isinstance(listed, list) else listed
         if not isinstance(values, list) or not values or any(value in values[:k] for k, value in enumerate(values)):
             raise ConfigError(f"{where} has {values!r} for {name}, but must list at least one value, each once")
         if any(isinstance(value, list | dict) for value in values):
             raise ConfigError(f"{where} has {values!r} for {name}, but each value must be a number or a word")
-    return {str(name): list(values) for name, values in given.items()}
+        found[str(name)] = values
+    return found
 
 
 def _number(value: Any) -> Any:

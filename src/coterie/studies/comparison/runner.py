@@ -43,7 +43,7 @@ from coterie.studies.comparison.workers import (
     RunFunction,
     divided,
     play_groups,
-    refuse_to_start_from_a_start,
+    refuse_unguarded_program,
     workers_that_gain,
     workers_that_pay,
 )
@@ -102,7 +102,7 @@ def compare(
     folder = Path(out)
     refuse_several_processes()
     if jobs != 1:
-        refuse_to_start_from_a_start()
+        refuse_unguarded_program()
     _refuse_without_validation(plan, at)
     refuse_objects_side_by_side(plan, jobs)
     make_all(track)  # what is wrong with them is said before anything is begun
@@ -177,8 +177,9 @@ def run_all(
 ) -> Mapping[str, str]:
     """Run what is left, and give the runs that diverged with the sentence that says so.
 
-    A run that fails leaves the others alone, and is told of when they have ended; one that fails before anything was
-    played ends all at once, for what is wrong with it may be wrong with the rest.
+    A run that fails leaves the others alone; what it failed with is shown at once, and raised when they have ended. One
+    that fails before anything was played ends all, for what is wrong with it may be wrong with the rest.
+
     A run that is there and is planned for more rounds than it has played goes on to these. What runs that play together
     in this process have in common is found in ``common`` and left there, for a caller who has more of them to play.
     """

@@ -246,8 +246,8 @@ def usable_cores() -> int:
 # ------------------------------------------------------------------------------------------------ in the first process
 
 
-def refuse_to_start_from_a_start() -> None:
-    """Refuse to start processes in one that was started for another's and is still reading the program."""
+def refuse_unguarded_program() -> None:
+    """Refuse to start processes in one that was itself started so and, lacking a guard, reads the program again."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
             "processes for several jobs read the program again from its first line, and it asks for jobs there: put "

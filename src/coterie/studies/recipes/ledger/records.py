@@ -63,7 +63,7 @@ class PartRecord:
     def candidates(self, method: str) -> set[frozenset[tuple[str, Any]]]:
         """Give the values that were tried for a method; none where nothing was tuned."""
         found = [each for each in self.values.get("tuning", ()) if each["method"] == method]
-        return {candidate_of(values) for each in found for values in each["tried"]}
+        return {frozenset(values.items()) for each in found for values in each["tried"]}
 
     def edges(self, setting: str, method: str) -> list[str]:
         """Say which tuned values of a method lie at the edge of what was tried."""
@@ -147,27 +147,30 @@ def changes(
         now = {name: value for name, value in run.config.plain()["settings"].items() if name not in idle}
         if then["algorithm"] != run.config.algorithm:
             found.append(f"{method} was {then['algorithm']}, and is {run.config.algorithm} in the recipe")
-        candidates = {candidate_of(one.candidate) for one in plan.runs if one.method == method}
-        tried = record.candidates(method)
-        models = values.get("tuned_by"), outcome.part.tuned_by
-        if tried and run.candidate and models[0] != models[1]:
-            by = [f"its {model} model" if model else "the model of the first column" for model in models]
-            found.append(f"{method} was tuned by {by[0]}, and is by {by[1]} in the recipe")
-        if run.candidate and not tried and method not in untuned:
-            found.append(f"{method} was not tuned, and is in the recipe")
-        elif tried and not run.candidate:
-            found.append(f"{method} was tuned, and is not in the recipe")
-        elif tried and tried != candidates:
-            found.append(f"{method} was tuned over other values than the recipe's")
+        if method not in untuned or record.candidates(method):
+            found += _changes_of_tuning(outcome, record, method)
         for name, value in then["settings"].items():
             if name in now and name not in run.candidate and now[name] != value:
                 found.append(f"{name} of {method} was {value}, and is {now[name]} in the recipe")
     return found
 
 
-def candidate_of(values: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
-    """Give values that were tried together as something to compare; lists of numbers, too."""
-    return frozenset((name, tuple(value) if isinstance(value, list) else value) for name, value in values.items())
+def _changes_of_tuning(outcome: PartOutcome, record: PartRecord, method: str) -> list[str]:
+    candidates = {
+        frozenset(run.candidate.items()) for run in outcome.plan.runs if run.method == method and run.candidate
+    }
+    tried = record.candidates(method)
+    if not candidates or not tried:
+        then, now = ("was", "is not") if tried else ("was not", "is")
+        return [f"{method} {then} tuned, and {now} in the recipe"] if tried or candidates else []
+    found = []
+    models = record.values.get("tuned_by"), outcome.part.tuned_by
+    if models[0] != models[1]:
+        by = [f"its {model} model" if model else "the model of the first column" for model in models]
+        found.append(f"{method} was tuned by {by[0]}, and is by {by[1]} in the recipe")
+    if tried != candidates:
+        found.append(f"{method} was tuned over other values than the recipe's")
+    return found
 
 
 def _without_effect(plan: ComparisonPlan) -> set[str]:
