@@ -23,6 +23,7 @@ from coterie.config import ExperimentConfig
 from coterie.data import Dataset
 from coterie.errors import ConfigError, CoterieError, ModelError
 from coterie.evaluation import metrics as metric_table
+from coterie.models.lookups import CheckedLookups
 from coterie.models.own_buffers import probe_inputs
 from coterie.models.problem import LOSSES, PerSampleLoss, Problem
 from coterie.runs.population import Population
@@ -171,7 +172,8 @@ def _try_out(config: ExperimentConfig, problem: Problem, samples: Samples, datas
     index = samples.splits["train"][client][:4].unsqueeze(0)
     x, y = (value[0] for value in samples.gather(index, index.new_tensor([client])))
     kind = "numbers of words" if words else "inputs"
-    with _reported(model, f"{kind} of shape {dataset.input_shape}", partial(_remedy, problem.module, samples)):
+    remedy = partial(_remedy, problem.module, samples)
+    with _reported(model, f"{kind} of shape {dataset.input_shape}", remedy), CheckedLookups():
         models.check(problem.module, x)
         with torch.no_grad():
             outputs = problem.module(x)
