@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from coterie.compute import cuda_graphs
+from coterie.errors import CoterieWarning
+from coterie.randomness import torch_stream
+from tests.support import DEVICE, classification, play, simulate
 
 
 @pytest.fixture
@@ -53,3 +57,73 @@ def test_who_does_not_collect_garbage_still_does_not_afterwards(collecting: list
     finally:
         gc.enable()
     assert collecting == [False, False]
+
+
+def test_a_step_that_cannot_be_recorded_is_called_as_it_is(
+    collecting: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    taken = []
+
+    def step() -> None:
+        taken.append(len(taken))
+        if len(taken) == 1:
+            raise RuntimeError("Cannot copy between CPU and CUDA tensors\nand more of it")
+
+    with pytest.warns(CoterieWarning, match=r"as a CUDA graph \(Cannot copy between CPU and CUDA tensors\): its"):
+        replay = cuda_graphs._replay_of(step)
+    assert replay is step and taken == [0]
+    replay()
+    assert taken == [0, 1]
+
+
+def test_too_little_memory_for_a_recording_is_said_as_such(
+    collecting: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+
+    def step() -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        cuda_graphs._replay_of(step)
+
+
+class Moving(nn.Module):
+    """Brings numbers to the device in every pass."""
+
+    def __init__(self, bring: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.bring, self.body = bring, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.bring(x)
+
+
+def moved(x: Tensor) -> Tensor:
+    return torch.arange(3, dtype=x.dtype).to(x.device)
+
+
+def listed(x: Tensor) -> Tensor:
+    return torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype, device=x.device)
+
+
+def number(x: Tensor) -> Tensor:
+    return torch.tensor(0.5, dtype=x.dtype, device=x.device)
+
+
+@pytest.mark.parametrize(("bring", "recorded"), [(moved, False), (listed, False), (number, True)])
+def test_a_model_that_brings_numbers_to_the_device_trains_all_the_same(
+    bring: Callable[[Tensor], Tensor], recorded: bool
+) -> None:
+    rows = {}
+    for engine, options in {"loop": {}, "batched": {"record": True, "kernel": "vmap"}}.items():
+        with torch_stream(1, "model"):
+            module = Moving(bring)
+        simulation = simulate("fedacs", classification(), module, task="multiclass", engine=engine, **options)
+        said = DEVICE.type == "cuda" and engine == "batched" and not recorded
+        with pytest.warns(CoterieWarning, match="cannot be recorded") if said else contextlib.nullcontext():
+            play(simulation, 3)
+        rows[engine] = simulation.clients.rows
+    for name, value in rows["loop"].items():
+        assert (value - rows["batched"][name]).abs().max() < 1e-10

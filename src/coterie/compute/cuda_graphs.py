@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from coterie.compute._cache import BoundedCache
 from coterie.compute.engine import go_on, join, take
 from coterie.compute.samples import Samples, Split
 from coterie.compute.schedule import Schedule
+from coterie.errors import CoterieWarning
 from coterie.rows import Rows
 
 Output = TypeVar("Output")
@@ -88,7 +90,28 @@ def recorded(function: Callable[[], Any], record: bool) -> Callable[[], Any]:
     if not record:
         return function
     _warm_up(function)
-    graph, _ = _capture(function)
+    return _replay_of(function)
+
+
+def _replay_of(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Record a function that has warmed up; what cannot be recorded is called as it is, with a warning.
+
+    A model cannot be recorded that reads from the device in ``forward``, or copies to it.
+    """
+    try:
+        graph, _ = _capture(function)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        warnings.warn(
+            f"a step of this model cannot be recorded as a CUDA graph ({str(error).partition(chr(10))[0].strip()}): "
+            "its operations are launched one by one every time, which takes longer. In forward it may not read from "
+            "the device (.item, .cpu) or copy to it (.to, torch.tensor of a list): what is always the same can be a "
+            "buffer",
+            CoterieWarning,
+            stacklevel=2,
+        )
+        return function
     return graph.replay
 
 
@@ -247,5 +270,4 @@ class RecordedFold:
             self._one_step(rows, rewound=True)
         _warm_up(lambda: self._one_step(rows, rewound=True))
         self._buffers["at"].zero_()
-        graph, _ = _capture(lambda: self._one_step(rows))
-        return graph.replay
+        return _replay_of(lambda: self._one_step(rows))

@@ -186,13 +186,15 @@ class FunctionCalls(TorchFunctionMode):
     @staticmethod
     def replaces(function: Any) -> bool:
         """Return whether this is one of the functions."""
-        return function in _DROPOUTS or function in (F.scaled_dot_product_attention, F.embedding)
+        return function in _DROPOUTS or function in (F.scaled_dot_product_attention, F.embedding, torch.tensor)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Compute one of the functions."""
         if function is F.embedding:
             return self._embedding(*args, **kwargs)
         self.met = True
+        if function is torch.tensor:
+            return number_on_device(*args, **kwargs)
         if function is F.scaled_dot_product_attention:
             return attention(*args, **kwargs, drop=self._drop)
         return self._dropout(*args, **kwargs)
@@ -223,6 +225,13 @@ class FunctionCalls(TorchFunctionMode):
             return x
         layer = _layer(p, number)
         return layer.dropped(self._key, x) if self._key.dim() else x * layer.factors(self._key, x)
+
+
+def number_on_device(data: Any, **kwargs: Any) -> Tensor:
+    """Make a tensor as ``torch.tensor`` does, one number without a copy from the host, which nothing can record."""
+    if isinstance(data, (bool, int, float)):
+        return torch.full((), data, **kwargs)
+    return torch.tensor(data, **kwargs)
 
 
 def attention(
