@@ -7,9 +7,10 @@ import errno
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from coterie import randomness
 from coterie.algorithms.base import Replies
 from coterie.errors import ConfigError, RunFolderError
-from coterie.rows import ClientMatrix, placement, repeat_row
+from coterie.rows import ClientMatrix, _transfers, placement, repeat_row
 from coterie.rows._transfers import Transfers
 from coterie.rows.backends import Backend, DeviceBackend, DiskBackend, HostBackend, OffDeviceBackend, RowIndex
 from coterie.rows.placement import Place, Placement, Sharding
@@ -386,6 +387,26 @@ def test_rows_go_through_two_buffers_piece_by_piece(tmp_path: Path, monkeypatch:
             assert torch.equal(torch.cat(list(backend.blocks(7))), plain)
             assert torch.equal(backend.gather_to_host(some), plain[some])
         assert all(event.recorded > 3 for event in transfers._copied)  # type: ignore[attr-defined]
+
+
+class Lent:
+    """A stream as PyTorch lends them: 32 of each priority, in turn."""
+
+    lent: ClassVar[Counter[int]] = Counter()
+
+    def __init__(self, device: object = None, priority: int = 0) -> None:
+        self.cuda_stream = 100 * priority + Lent.lent[priority] % 32
+        Lent.lent[priority] += 1
+
+
+def test_rows_never_move_on_a_stream_that_steps_may_be_recorded_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(torch.cuda, "Stream", Lent)
+        monkeypatch.setattr(torch.cuda, "Event", Staged)
+        monkeypatch.setattr(_transfers, "gpu_memory", lambda device: (2**30, 2**30))
+    transfers = Transfers(torch.device("cuda"))
+    assert transfers.stream is not None
+    assert transfers.stream.cuda_stream not in {torch.cuda.Stream().cuda_stream for _ in range(64)}
 
 
 def test_what_waits_to_be_written_is_bounded(tmp_path: Path) -> None:

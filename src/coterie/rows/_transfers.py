@@ -68,7 +68,9 @@ class Transfers:
         self._buffers: list[Tensor] = []
         self._copied: list[torch.cuda.Event] = []  # for each buffer, the last copy from or to the device
         if device.type == "cuda":
-            self.stream = torch.cuda.Stream(device)
+            # PyTorch lends 32 streams of each priority in turn. Steps are recorded on streams of the usual one, and
+            # what this thread did on the same stream meanwhile would become part of the recording.
+            self.stream = torch.cuda.Stream(device, priority=-1)
             self._copied = [torch.cuda.Event(), torch.cuda.Event()]
 
     def reserve_buffers(self, row_bytes: int) -> None:
