@@ -85,7 +85,11 @@ def torch_stream(seed: int, purpose: str) -> Iterator[None]:
     """
     state = torch.get_rng_state()
     try:
-        torch.manual_seed(int.from_bytes(_digest(int(seed), purpose)[:7], "big"))  # noqa: TID251
+        # Not torch.manual_seed, for which some versions of PyTorch load their compiler: a second and a half.
+        number = int.from_bytes(_digest(int(seed), purpose)[:7], "big")
+        torch.default_generator.manual_seed(number)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(number)  # noqa: TID251
         yield
     finally:
         torch.set_rng_state(state)

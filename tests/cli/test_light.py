@@ -76,6 +76,15 @@ def test_every_help_is_light(tmp_path: Path) -> None:
         assert imported == [], f"coterie {' '.join(words)} --help imports {', '.join(imported)}"
 
 
+@pytest.mark.parametrize("words", ["fedavg", "fedpg --engine loop", "flame --model cnn_small --kernel vmap"])
+def test_no_run_loads_pytorchs_compiler_unasked(words: str, tmp_path: Path) -> None:
+    """It takes as long to load as PyTorch itself, and every run, worker and node would wait for it."""
+    heavy = ("torch._dynamo", "torch._inductor", "sympy")
+    ((code, _, wrong, imported),) = probe([["run", *words.split(), "--rounds", "1", "--out", "run"]], tmp_path, heavy)
+    assert code == 0, wrong
+    assert imported == []
+
+
 MISTAKES = {
     "rum": "No such command 'rum': did you mean 'run'? see coterie --help",
     "list model": "No such command 'model': did you mean 'models'? see coterie list --help",

@@ -151,12 +151,10 @@ def _without_dropout(trial: nn.Module) -> dict[StreamDropout, float]:
     return found
 
 
-class _Writes(TorchDispatchMode):
-    """While it is entered, notes which memory is written to in place, through ``.data`` and views too."""
+class _NotesWrites:
+    """What :class:`_Writes` does; beside it, since PyTorch loads its compiler for a mode that defines this itself."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.places: set[int] = set()
+    places: set[int]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | (kwargs or {})
@@ -166,6 +164,14 @@ class _Writes(TorchDispatchMode):
                 tensors = value if isinstance(value, list | tuple) else [value]
                 self.places |= {one.untyped_storage().data_ptr() for one in tensors if isinstance(one, Tensor)}
         return func(*args, **(kwargs or {}))
+
+
+class _Writes(_NotesWrites, TorchDispatchMode):
+    """While it is entered, notes which memory is written to in place, through ``.data`` and views too."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places = set()
 
     def wrote(self, value: Tensor) -> bool:
         """Return whether a tensor that is still there was written to."""
@@ -203,14 +209,18 @@ def _twice(trial: nn.Module, given: Tensor, training: bool) -> Tensor:
     return first
 
 
-class _Seeded(TorchDispatchMode):
-    """While it is entered, notes whether this thread calls an operation that may draw."""
+class _NotesDraws:
+    """What :class:`_Seeded` does, as with :class:`_NotesWrites`."""
 
     called = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.called = self.called or torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
+
+
+class _Seeded(_NotesDraws, TorchDispatchMode):
+    """While it is entered, notes whether this thread calls an operation that may draw."""
 
 
 def _draws(trial: nn.Module, given: Tensor) -> bool:
