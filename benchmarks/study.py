@@ -307,11 +307,14 @@ def _ratios(
 def one_run(
     study: Study, everyone: bool, cold: bool, repeats: int, source: str, device: str, folder: Path
 ) -> dict[str, Any]:
-    """Run one experiment by the command line, warm after a cold one; say which part of its time is not rounds."""
+    """Run one experiment by the command line, warm after a cold one; say which part of its time is not rounds.
+
+    On a CPU nothing is compiled, so that where only warm ones are asked for there is no cold one.
+    """
     name, config = "all" if everyone else "run", study.run(source, device, everyone)
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     whole, rounds, first = [], [], []
-    for repeat in range(0 if cold else 1, repeats + 1):
+    for repeat in range(0 if cold or device != "cpu" else 1, repeats + 1):
         words = ["run", f"{name}.yaml", "--out", f"{name}-{repeat}", "--quiet"]
         taken = commanded(words, caches_in(folder, name), folder)
         timings = Result(folder / f"{name}-{repeat}").timings
