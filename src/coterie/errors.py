@@ -25,7 +25,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _WORD, _SHOWN = re.compile(r"\S{500,}"), 200  # letters of a word that is cut, and what is left of it
 
@@ -111,6 +111,25 @@ class AlgorithmError(CoterieError):
 
 class RankError(CoterieError):
     """A rank of a sharded run is gone, or no longer has what the others have."""
+
+
+class RunsFailed(ConfigError):
+    """Some runs of a comparison failed, and all others have ended.
+
+    Parameters
+    ----------
+    sentence
+        What is said of it.
+    runs
+        What each of them failed with, by its name.
+    """
+
+    def __init__(self, sentence: str, runs: Mapping[str, str]) -> None:
+        self.runs = dict(runs)
+        super().__init__(sentence)
+
+    def __reduce__(self) -> tuple[type[RunsFailed], tuple[str, dict[str, str]]]:
+        return type(self), (str(self), self.runs)
 
 
 class Diverged(CoterieError):

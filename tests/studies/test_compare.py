@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 from coterie import api
 from coterie.cli.app import app
 from coterie.config import ExperimentConfig
-from coterie.errors import AlgorithmError, ConfigError, CoterieError, Interrupted, RunFolderError
+from coterie.errors import AlgorithmError, ConfigError, CoterieError, CoterieWarning, Interrupted, RunFolderError
 from coterie.results import Result, client_scores
 from coterie.results.figures import Line
 from coterie.results.report import tables as report_tables
@@ -205,6 +206,74 @@ def test_another_plan_is_refused(change: dict[str, Any], said: str, whole: Path)
     with pytest.raises(RunFolderError, match=said) as refused:
         compare(make_plan({**BOTH, **change}), whole, progress=False)
     assert "\n" not in str(refused.value)
+
+
+def test_a_plan_may_grow(whole: Path, tmp_path: Path) -> None:
+    """What is there is not played again, and all ends as if it had been asked for at once."""
+    shutil.copytree(whole, tmp_path / "grown")
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "grown").glob("runs/*/summary.json")}
+    assert len(stamps) == 4
+    more = {**BOTH, "methods": ["local", "fedacs", "fedavg"], "seeds": [1, 2, 10]}
+    found = compare(make_plan(more), tmp_path / "grown", progress=False)
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+    at_once = compare(make_plan(more), tmp_path / "at once", progress=False)
+    assert csv_text(found) == csv_text(at_once)
+    for name in TABLES:
+        assert (tmp_path / "grown" / name).read_bytes() == (tmp_path / "at once" / name).read_bytes()
+    with pytest.raises(RunFolderError, match=r"methods: .*, which may have more methods, seeds and values, or choose"):
+        compare(make_plan(BOTH), tmp_path / "grown", progress=False)
+
+
+def test_a_plan_is_mended_where_a_run_diverged(tmp_path: Path) -> None:
+    folder = tmp_path / "mended"
+
+    def play(lr: float | None, folder: Path = folder) -> Standings:
+        methods = ["fedavg"] if lr is None else ["fedavg", {"algorithm": "fedacs", "settings": {"lr": lr}}]
+        return compare(make_plan({**BOTH, "seeds": [1], "methods": methods}), folder, progress=False)
+
+    assert list(play(1e30).diverged) == ["FedACS"] and read_json(folder / "diverged.json").keys() == {"fedacs-seed1"}
+    stamp = (folder / "runs/fedavg-seed1/summary.json").stat().st_mtime_ns
+    for lr, place in ((1e31, "fedacs-seed1"), (0.1, "fedacs-seed1-2")):
+        with pytest.warns(
+            CoterieWarning, match=f"no longer as it was planned: what it left is in .*set_aside/{place}$"
+        ):
+            found = play(lr)
+    assert not found.diverged and read_json(folder / "diverged.json") == {}
+    assert csv_text(found) == csv_text(play(0.1, tmp_path / "at once"))
+    assert (folder / "runs/fedavg-seed1/summary.json").stat().st_mtime_ns == stamp
+    with pytest.raises(RunFolderError, match="another plan"):  # what has ended well is not set aside
+        play(0.2)
+
+
+def test_a_run_that_diverged_may_be_left_out(tmp_path: Path) -> None:
+    methods = ["fedavg", {"algorithm": "fedacs", "settings": {"lr": 1e30}}]
+    compare(make_plan({**BOTH, "seeds": [1], "methods": methods}), tmp_path / "out", progress=False)
+    with pytest.warns(CoterieWarning, match="set_aside/fedacs-seed1$"):
+        found = compare(make_plan({**BOTH, "seeds": [1], "methods": ["fedavg"]}), tmp_path / "out", progress=False)
+    assert [path.name for path in (tmp_path / "out/runs").iterdir()] == ["fedavg-seed1"]
+    assert [row.title for row in found.rows] == ["FedAvg"] and not found.diverged
+
+
+def test_a_comparison_in_which_all_diverged_is_an_error(tmp_path: Path) -> None:
+    words = [word for name, value in SHARED.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    command = ["compare", "fedavg", "local", *words, "--lr", "1e30", "--out", str(tmp_path / "out")]
+    ended = CliRunner().invoke(app, command)
+    assert isinstance(ended.exception, CoterieError) and "all runs diverged" in str(ended.exception)
+    assert "FedAvg diverged: round 1" in (tmp_path / "out" / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ronds": 3}, "no field or parameter of a comparison called 'ronds': did you mean 'rounds'"),
+        ({"methods": None, "method": ["fedavg"]}, "called 'method': did you mean 'methods'"),
+        ({"methods": None}, "methods is missing, but must list at least one method"),
+        ({"momentun": 0.5}, "called 'momentun': did you mean 'momentum'"),
+    ],
+)
+def test_a_misspelt_name_is_told_with_the_nearest(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_plan({**BOTH, **change})
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -418,7 +487,7 @@ class Failing(FedAvg):
 @pytest.mark.parametrize("how", [{}, {"together": False}, {"jobs": 2}], ids=["together", "in turn", "side by side"])
 def test_a_run_that_fails_leaves_the_others_alone(how: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FAILING, encoding="utf-8")
-    methods = [{"algorithm": f"{tmp_path / 'mine.py'}", "name": "mine"}, "fedavg", "local"]
+    methods: list[Any] = [{"algorithm": f"{tmp_path / 'mine.py'}", "name": "mine"}, "fedavg", "local"]
     plan = make_plan({**BOTH, "methods": methods, "seeds": [1, 2]})
     with pytest.raises(
         ConfigError, match=r"2 of 6 runs failed, the first of them mine-seed[12]: .*out of order.*the others"
@@ -426,6 +495,15 @@ def test_a_run_that_fails_leaves_the_others_alone(how: dict[str, Any], tmp_path:
         compare(plan, tmp_path / "some", progress=False, **how)
     finished = {path.parent.name for path in (tmp_path / "some/runs").glob("*/summary.json")}
     assert finished == {"fedavg-seed1", "fedavg-seed2", "local-seed1", "local-seed2"}
+    shown = (tmp_path / "some/table.md").read_text()
+    assert re.search(r"\| mine \| failed \|", shown) and re.search(
+        r"mine failed: in 2 of 2 runs, first .*out of order", shown
+    )
+    assert not (tmp_path / "some/standings.json").exists()
+    mended = make_plan({**BOTH, "methods": [{**methods[0], "settings": {"last": 9}}, *methods[1:]], "seeds": [1, 2]})
+    with pytest.warns(CoterieWarning, match="set_aside/mine-seed"):
+        found = compare(mended, tmp_path / "some", progress=False)
+    assert all(row.scores for row in found.rows) and read_json(tmp_path / "some/failed.json") == {}
 
 
 def test_numbers_that_yaml_takes_for_words_are_numbers() -> None:

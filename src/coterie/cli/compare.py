@@ -26,7 +26,7 @@ from coterie.cli.shared_options import (
 )
 from coterie.cli.written_values import parse_lists, separate_seeds
 from coterie.config import check_names
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, CoterieError
 from coterie.memory import without_collecting
 from coterie.yaml_file import read_yaml
 
@@ -70,7 +70,8 @@ def compare(
 ) -> None:
     """Compare several methods over several seeds in one table; options override the file.
 
-    Runs that are finished are not repeated: after Ctrl-C or a kill, the same command goes on. Numbers are means over
+    Runs that are finished are not repeated: after Ctrl-C or a kill, the same command goes on, and so does one with more
+    methods, seeds or values, or with other settings of runs that diverged or failed. Numbers are means over
     clients, then mean ± std over seeds; the best is bold, and stars mark methods that differ from it. The tables are
     written to --out too, as table.md, table.tex and table.csv.
 
@@ -99,6 +100,8 @@ def compare(
         if any(row.scores for row in found.rows):
             suggest(out)
     err.print(f"comparison: {out}", markup=False, highlight=False)
+    if not any(row.scores for row in found.rows):
+        raise CoterieError("all runs diverged, so that nothing can be compared: try a smaller --lr")
 
 
 def _with_file(words: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:

@@ -89,8 +89,8 @@ NONSENSE: dict[str, tuple[Change, str]] = {
         at("parts/0/plan/methods", ["fedam"]),
         "part 'one': there is no algorithm 'fedam': did you mean 'fedamp'?",
     ),
-    "an unknown setting in a plan": (at("parts/0/plan/client", 5), "part 'one': FedAMP has no parameter 'client'"),
-    "an unknown setting when quick": (at("parts/0/quick/rond", 5), "part 'one': FedAMP has no parameter 'rond'"),
+    "an unknown setting in a plan": (at("parts/0/plan/client", 5), "called 'client': did you mean 'clients'?"),
+    "an unknown setting when quick": (at("parts/0/quick/rond", 5), "called 'rond': did you mean 'rounds'?"),
     "an unknown method in a criterion": (
         at("criteria/0/above", {"of": ["our"], "than": ["*"]}),
         "the criterion 'first' names the method 'our', which the part 'one' does not have: did you mean 'ours'?",

@@ -31,7 +31,8 @@ from coterie.studies.choice.halving import ETA
 from coterie.studies.choice.page import write_page, yaml_text
 from coterie.studies.choice.stages import Budget, Stage, StagePlayer
 from coterie.studies.choice.validation import ScoreReader
-from coterie.studies.comparison.runner import RUNS, locked, refuse_objects_side_by_side, refuse_several_processes
+from coterie.studies.comparison.plan_folder import RUNS, locked
+from coterie.studies.comparison.runner import refuse_objects_side_by_side, refuse_several_processes
 from coterie.studies.progress import study_progress
 from coterie.tables import Table
 

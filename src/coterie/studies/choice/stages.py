@@ -19,7 +19,8 @@ from coterie.runs.storage.atomic_files import read_json, write_json
 from coterie.studies.choice.candidates import Candidates, is_alone
 from coterie.studies.choice.halving import FEWEST_ROUNDS, Placed, cut
 from coterie.studies.choice.validation import Contender, ScoreReader, ValidationScores
-from coterie.studies.comparison.runner import begun, run_all
+from coterie.studies.comparison.plan_folder import begun
+from coterie.studies.comparison.runner import run_all
 from coterie.studies.joint import Common
 from coterie.studies.progress import StudyProgress
 

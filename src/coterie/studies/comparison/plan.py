@@ -163,7 +163,10 @@ def make_plan(values: Mapping[str, Any]) -> ComparisonPlan:
     for name, instead in _NOT_SHARED.items():
         if name in shared:
             raise ConfigError(f"{name} is {shared[name]!r}, but a comparison takes {instead}: give these instead")
+    if values.get("methods") is None:  # because its name has a mistake in it, perhaps
+        _refuse_unknown(shared, {})
     methods = _methods(values.get("methods"))
+    _refuse_unknown(shared, methods)
     seeds = _seeds(values.get("seeds"))
     grid, tune = (_lists(name, values.get(name)) for name in ("grid", "tune"))
     _refuse_contradictions(methods, grid, tune)
@@ -218,7 +221,8 @@ def _without_objects(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], tupl
 
 def _methods(given: Any) -> dict[str, Values]:
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        raise ConfigError(f"methods is {given!r}, but must list at least one method")
+        told = "missing" if given is None else repr(given)
+        raise ConfigError(f"methods is {told}, but must list at least one method: methods: [fedacs, fedavg]")
     found: dict[str, Values] = {}
     for each in given:
         method = {"algorithm": each} if isinstance(each, str) else each
@@ -242,6 +246,16 @@ def _methods(given: Any) -> dict[str, Values]:
         tune = _lists(f"tune of the method {label!r}", method.get("tune"))
         found[label] = {"algorithm": method["algorithm"], "settings": settings, "tune": tune}
     return found
+
+
+def _refuse_unknown(shared: Values, methods: Mapping[str, Values]) -> None:
+    """See that what holds for all runs are fields of an experiment, or parameters of a method."""
+    fields = [name for name in ExperimentConfig.model_fields if name not in _NOT_SHARED]
+    parameters = [name for method in methods.values() for name in registry.get(method["algorithm"]).model_fields]
+    known = dict.fromkeys([*_OWN, *fields, *SHORTHANDS, *parameters])
+    for name in shared:
+        if name not in known:
+            raise UnknownName("field or parameter of a comparison called", name, known)
 
 
 def _titles(methods: Mapping[str, Values]) -> dict[str, str]:

@@ -3,9 +3,11 @@
 ::
 
     DIR/
-      plan.yaml                      what is compared, complete; another plan is refused
+      plan.yaml                      what is compared, complete
       runs/NAME/                     a folder for each run
       diverged.json                  runs that became NaN or infinite, with the sentence that says so
+      failed.json                    runs that failed, likewise, until they have been played
+      set_aside/NAME/                what such runs left when the plan was mended
       standings.json                 what a report needs of the result: the table, and the runs that tuning chose
       table.md, table.tex, table.csv the result, written last
 
@@ -21,22 +23,21 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any, get_args
-
-import yaml
+from types import FrameType, MappingProxyType
+from typing import get_args
 
 from coterie import api, signals
-from coterie.errors import ConfigError, CoterieError, Interrupted, RunFolderError
+from coterie.errors import ConfigError, CoterieError, Interrupted, RunsFailed
 from coterie.results import At, Result
 from coterie.results.report.sources import STANDINGS
 from coterie.rows.distributed import launched
 from coterie.runs.experiment import Watcher
-from coterie.runs.storage import lock_folder, read_summary
-from coterie.runs.storage.atomic_files import read_json, write_json, write_text
+from coterie.runs.storage import read_summary
+from coterie.runs.storage.atomic_files import write_json, write_text
 from coterie.simulation.processes import OneProcess
 from coterie.studies.comparison.plan import ComparisonPlan, PlannedRun
-from coterie.studies.comparison.standings import Standings, format_values, standings
+from coterie.studies.comparison.plan_folder import DIVERGED, FAILED, RUNS, locked, sentences
+from coterie.studies.comparison.standings import Standings, standings
 from coterie.studies.comparison.tables import csv_text, plain, table
 from coterie.studies.comparison.together import joined, play_group
 from coterie.studies.comparison.workers import (
@@ -50,12 +51,6 @@ from coterie.studies.comparison.workers import (
 from coterie.studies.joint import Common
 from coterie.studies.progress import PartProgress, study_progress
 from coterie.tracking import make_all
-from coterie.yaml_file import PLAIN_LOADER, read_yaml, yaml_text
-
-RUNS = "runs"
-"""The folder of all runs."""
-
-_PLAN, _DIVERGED = "plan.yaml", "diverged.json"
 
 
 def compare(
@@ -71,14 +66,17 @@ def compare(
 ) -> Standings:
     """Run all that is left of a comparison, and write its tables.
 
-    A stop by the user is an :class:`~coterie.errors.Interrupted`; the same call goes on.
+    A stop by the user is an :class:`~coterie.errors.Interrupted`; the same call goes on. So does one of a plan that has
+    more: other seeds, methods or values besides, or other settings of runs that diverged or failed, which are played
+    anew.
 
     Parameters
     ----------
     plan
         The plan.
     out
-        The comparison's folder: new, empty, or of the same plan. One that another process is running is refused.
+        The comparison's folder: new, empty, or of a plan that this one goes on with. One that another process is
+        running is refused.
     data_dir
         Where data sets lie.
     at
@@ -98,6 +96,11 @@ def compare(
     -------
     Standings
         The result of each method.
+
+    Raises
+    ------
+    RunsFailed
+        If some runs failed; the table of the others is written before.
     """
     folder = Path(out)
     refuse_several_processes()
@@ -106,16 +109,33 @@ def compare(
     _refuse_without_validation(plan, at)
     refuse_objects_side_by_side(plan, jobs)
     make_all(track)  # what is wrong with them is said before anything is begun
-    with locked(plan.plain(), folder):
+    with locked(plan.plain(), folder, may_grow=True):
         with _shown(plan, progress) as part:
-            diverged = run_all(plan, folder, data_dir, jobs=jobs, together=together, progress=part, track=track)
-        found = standings(plan, _results(plan, folder, diverged), at)
-        found = replace(found, diverged=_why(plan, diverged, found))
-        shown = table(found)
+            try:
+                diverged = run_all(plan, folder, data_dir, jobs=jobs, together=together, progress=part, track=track)
+            except RunsFailed as error:
+                _write_tables(plan, folder, sentences(folder / DIVERGED), at, error.runs)
+                error.add_note(f"table of the others: {folder / 'table.md'}")
+                raise
+        return _write_tables(plan, folder, diverged, at)
+
+
+def _write_tables(
+    plan: ComparisonPlan,
+    folder: Path,
+    diverged: Mapping[str, str],
+    at: At,
+    failed: Mapping[str, str] = MappingProxyType({}),
+) -> Standings:
+    """Write the result, of the runs that have one."""
+    found = standings(plan, _results(plan, folder, {**diverged, **failed}), at)
+    found = replace(found, diverged=_why(plan, diverged, found), failed=_why(plan, failed, found))
+    shown = table(found)
+    if not failed:  # it is at its end
         write_json(folder / STANDINGS, plain(found))
-        write_text(folder / "table.md", shown.markdown())
-        write_text(folder / "table.tex", shown.latex())
-        write_text(folder / "table.csv", csv_text(found))
+    write_text(folder / "table.md", shown.markdown())
+    write_text(folder / "table.tex", shown.latex())
+    write_text(folder / "table.csv", csv_text(found))
     return found
 
 
@@ -135,19 +155,18 @@ def load_results(plan: ComparisonPlan, out: str | os.PathLike[str]) -> dict[str,
         The runs by name, ``None`` for one that diverged.
     """
     folder = Path(out)
-    return _results(plan, folder, read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {})
+    return _results(plan, folder, sentences(folder / DIVERGED))
 
 
-def _why(plan: ComparisonPlan, diverged: Mapping[str, str], found: Standings) -> dict[str, str]:
-    """Say of each method that has no result in a setting how the first of its runs there diverged."""
+def _why(plan: ComparisonPlan, said: Mapping[str, str], found: Standings) -> dict[str, str]:
+    """Say of each method that has no result in a setting what is said of the first such run of its there."""
     why: dict[str, str] = {}
     for row in found.rows:
-        where = f" at {format_values(row.setting)}" if row.setting else ""
         runs = [run.name for run in plan.runs if (plan.titles[run.method], run.setting) == (row.title, row.setting)]
-        sentences = [diverged[name] for name in runs if name in diverged]
+        sentences = [said[name] for name in runs if name in said]
         if sentences and not row.scores:
             many = f"in {len(sentences)} of {len(runs)} runs, first " if len(runs) > 1 else ""
-            why[f"{row.title}{where}"] = f"{many}{sentences[0]}"
+            why[row.place] = f"{many}{sentences[0]}"
     return why
 
 
@@ -184,7 +203,7 @@ def run_all(
     in this process have in common is found in ``common`` and left there, for a caller who has more of them to play.
     """
     play: RunFunction = functools.partial(_play, folder, data_dir, tuple(track))
-    diverged = read_json(folder / _DIVERGED) if (folder / _DIVERGED).exists() else {}
+    diverged, broken = sentences(folder / DIVERGED), sentences(folder / FAILED)
     left = [run for run in plan.runs if run.name not in diverged and not _finished(folder, run)]
     waiting = {run.name for run in left}
     for run in plan.runs:
@@ -211,13 +230,16 @@ def run_all(
                 for run, found in ends:
                     if isinstance(found, CoterieError):
                         failed[run.name] = found
+                        write_json(folder / FAILED, broken := {**broken, run.name: str(found)})
                         progress.run_ended(run, f"failed: {found}")
                         if not played and not done:
                             raise found
                         continue
+                    if broken.pop(run.name, None) is not None:
+                        write_json(folder / FAILED, broken)
                     if found is not None:
                         diverged[run.name] = found
-                        write_json(folder / _DIVERGED, diverged)
+                        write_json(folder / DIVERGED, diverged)
                     done += 1
                     progress.run_ended(run, "" if found is None else "diverged")
     except (Interrupted, KeyboardInterrupt) as stop:
@@ -230,9 +252,10 @@ def run_all(
         raise again from None
     if failed:
         name, error = next(iter(failed.items()))
-        raise ConfigError(
+        raise RunsFailed(
             f"{len(failed)} of {len(plan.runs)} runs failed, the first of them {name}: {error}; the others are kept in "
-            f"{folder}, and the same command plays what is left"
+            f"{folder}, and the same command plays what is left, also with other settings of those that failed",
+            {name: str(error) for name, error in failed.items()},
         ) from error
     return diverged
 
@@ -247,11 +270,6 @@ def _stopped_by_sigterm(folder: Path) -> Iterator[None]:
 
     with signals.handled(stop, signal.SIGTERM):
         yield
-
-
-def begun(folder: Path) -> bool:
-    """Say whether any run of a plan has been begun."""
-    return any((folder / RUNS).glob("*/config.yaml"))
 
 
 def _finished(folder: Path, run: PlannedRun) -> bool:
@@ -295,48 +313,3 @@ def _refuse_without_validation(plan: ComparisonPlan, at: At) -> None:
     for run in plan.runs:
         if run.config.validation == 0 and (at == "best" or run.candidate):
             raise ConfigError("validation is 0, but best and tune choose on validation data: hold some out")
-
-
-@contextlib.contextmanager
-def locked(plan: Mapping[str, Any], folder: Path) -> Iterator[None]:
-    """Write a plan, of plain YAML types, to its folder, and let no other process run it at the same time."""
-    text = yaml_text(plan)
-    plain = yaml.load(text, Loader=PLAIN_LOADER)
-    _refuse_another(plain, folder)
-    with contextlib.ExitStack() as held:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            held.callback(os.close, lock_folder(folder))
-            _refuse_another(plain, folder)  # another process may have begun between the look and the lock
-            if not (folder / _PLAN).exists() or not begun(folder):
-                write_text(folder / _PLAN, text)
-        except OSError as error:
-            raise RunFolderError(f"{folder} cannot be written ({error.strerror or error})") from error
-        yield
-
-
-def _refuse_another(plain: Mapping[str, Any], folder: Path) -> None:
-    if (folder / _PLAN).exists() and not begun(folder):
-        return  # nothing came of it: whoever mended a mistake in it need not look for another folder
-    if (folder / _PLAN).exists():
-        difference = _difference(read_yaml(folder / _PLAN), plain)
-        if difference:
-            raise RunFolderError(
-                f"{folder} holds a comparison with another plan ({difference}): give its plan to go on with it, or "
-                "choose another --out"
-            )
-    elif folder.exists() and (not folder.is_dir() or any(not each.name.startswith(".") for each in folder.iterdir())):
-        raise RunFolderError(f"{folder} is there already and holds no comparison: choose another --out")
-
-
-def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    for name in ("methods", "seeds", "grid", "tune", *(name for name in ("budget",) if name in old or name in new)):
-        if old.get(name) != new.get(name):
-            return f"{name}: {old.get(name)} there, {new.get(name)} here"
-    runs: Mapping[str, Mapping[str, Any]] = old.get("runs") or {}
-    for run, config in new["runs"].items():
-        for name, value in config.items():
-            before = runs.get(run, {}).get(name)
-            if before != value:
-                return f"{name} of {run}: {before} there, {value} here"
-    return "" if list(runs) == list(new["runs"]) else "its runs are others"

@@ -146,6 +146,11 @@ class Standing:
     gains: dict[str, ClientGains] = field(default_factory=dict)
     runs: list[Result] = field(default_factory=list)
 
+    @property
+    def place(self) -> str:
+        """Which row it is: the method's title, and the point of the grid."""
+        return f"{self.title} at {format_values(self.setting)}" if self.setting else self.title
+
 
 @dataclass(frozen=True)
 class Standings:
@@ -162,7 +167,9 @@ class Standings:
     at
         At which round the numbers are.
     diverged
-        Of each method that has no result in a setting, by title and setting, how a run of it diverged.
+        Of each method that has no result in a setting, by :attr:`Standing.place`, how a run of it diverged.
+    failed
+        Likewise what a run of it failed with.
     """
 
     rows: list[Standing]
@@ -170,6 +177,7 @@ class Standings:
     seeds: int
     at: At
     diverged: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:

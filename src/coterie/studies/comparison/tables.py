@@ -10,7 +10,7 @@ from coterie.results.client_gains import LEVEL
 from coterie.studies.comparison.standings import MethodScore, Standing, Standings, format_values
 from coterie.tables import ABSENT, Cell, Row, Table, numbers, words
 
-_DIVERGED = "diverged"
+_DIVERGED, _FAILED = "diverged", "failed"
 _GAINS = ("helped", "harmed", "worst")
 _MARKS = "* p < 0.05, ** p < 0.01, *** p < 0.001: differs from the best of its column, by the two-sided Wilcoxon test"
 _WHEN = {
@@ -40,7 +40,8 @@ def table(found: Standings) -> Table:
     for place, row in enumerate(found.rows, 1):
         last = place == len(found.rows) or found.rows[place].setting != row.setting
         rows.append(Row((*_labels(found, row), *_scores(found, row), *_gain_cells(found, row)), ends_section=last))
-    why = (f"{title} diverged: {sentence}" for title, sentence in found.diverged.items())
+    why = [f"{place} diverged: {sentence}" for place, sentence in found.diverged.items()]
+    why += [f"{place} failed: {sentence}" for place, sentence in found.failed.items()]
     tuning = (tuned.sentence() for tuned in found.tuning)
     notes = (*_legend(found), *_gain_notes(found), *_counts(found), *tuning, *why)
     won = [f"{what} vs {reference}" for reference in found.references for what in _GAINS]
@@ -93,7 +94,7 @@ def csv_text(found: Standings) -> str:
         left = [*(str(row.setting[name]) for name in settings), row.method, format_values(row.tuned)]
         common = [found.at, str(found.seeds)]
         if not row.scores:
-            rows.append(Row((*left, "", _DIVERGED, *common, *[""] * (7 + len(won)))))
+            rows.append(Row((*left, "", _no_result(found, row), *common, *[""] * (7 + len(won)))))
         for place, (model, score) in enumerate(row.scores.items()):
             mean, std, pvalue = (
                 "" if math.isnan(each) else repr(each) for each in (score.mean, score.std, score.pvalue)
@@ -155,16 +156,15 @@ def _counts(found: Standings) -> list[str]:
     for row in found.rows:
         for model, score in row.scores.items():
             if score.clients < score.of_clients:
-                where = f" at {format_values(row.setting)}" if row.setting else ""
                 of = f"{score.clients} of {score.of_clients} clients" + (" of all seeds" if found.seeds > 1 else "")
-                said.append(f"{row.title}{where}, {model} model: {row.metric} over {of}, for whom it is defined")
+                said.append(f"{row.place}, {model} model: {row.metric} over {of}, for whom it is defined")
     return said
 
 
 def _title(found: Standings) -> str:
     metrics = "/".join(dict.fromkeys(row.metric for row in found.rows if row.metric))
     if not metrics:
-        return "all runs diverged"
+        return "no method has a result" if found.failed else "all runs diverged"
     return f"test {metrics} {_WHEN[found.at]}" + (f", mean ± std over {found.seeds} seeds" if found.seeds > 1 else "")
 
 
@@ -180,8 +180,12 @@ def _labels(found: Standings, row: Standing) -> list[str]:
 
 def _scores(found: Standings, row: Standing) -> list[Cell]:
     if not row.scores:
-        return [Cell(_DIVERGED), *[Cell("")] * (len(found.models) - 1)]
+        return [Cell(_no_result(found, row)), *[Cell("")] * (len(found.models) - 1)]
     return [_cell(row.scores.get(model)) for model in found.models]
+
+
+def _no_result(found: Standings, row: Standing) -> str:
+    return _FAILED if row.place in found.failed else _DIVERGED
 
 
 def _cell(score: MethodScore | None) -> Cell:

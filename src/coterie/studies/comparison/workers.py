@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -22,6 +23,7 @@ from types import FrameType
 
 import torch
 
+from coterie import signals
 from coterie.data.registry import file_bytes
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, Diverged, Interrupted
 from coterie.memory import GPU_SHARE, free_memory, gpu_share, keep_freed_memory
@@ -285,13 +287,18 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held_back(signals: Collection[signal.Signals]) -> Iterator[None]:
-    """Start a process that no signal stops until it is ready for it: Ctrl-C reaches all that hang on a terminal."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _held_back(numbers: Collection[signal.Signals]) -> Iterator[None]:
+    """Start a process whole, and no signal stops it until it is ready for it: Ctrl-C reaches all on a terminal."""
+    came: list[int] = []
+    with signals.handled(lambda number, _: came.append(number), *numbers):  # they may reach any thread of this process
+        resource_tracker.ensure_running()  # now, because it lets through what is blocked while it starts
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 def _next(worker: _Worker, waiting: list[Group]) -> None:
