@@ -23,14 +23,12 @@ from coterie.errors import ConfigError, CoterieError
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.studies import recipes
 from coterie.studies.recipes.ledger.records import PartRecord, outcome_of
+from coterie.studies.recipes.plans import circumstances
 from coterie.studies.recipes.readings import read_values
 from coterie.studies.recipes.run_numbers import RunNumbers
 from coterie.tables import escape_markdown
 
-_ALIKE = (
-    *("at", "grid", "data", "partition", "model", "clients", "rounds", "participation", "validation", "precision"),
-    "tuned_by",
-)
+_ALIKE = ("at", "grid", "rounds", "precision", "tuned_by")
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def joined(recipe: recipes.Recipe, *found: dict[str, FoundPart]) -> tuple[dict[s
     best: dict[str, FoundPart] = {}
     for parts in found:
         for name, part in parts.items():
-            if name in best and _made_alike(best[name], part):
+            if name in best and _made_alike(recipe, best[name], part):
                 best[name] = _together(recipe, best[name], part)
             elif name not in best or part.weight >= best[name].weight:
                 best[name] = part
@@ -86,10 +84,14 @@ def joined(recipe: recipes.Recipe, *found: dict[str, FoundPart]) -> tuple[dict[s
     return values, "".join([first, *(part.section for part in chosen), *([last] if outcome.verdicts else [])])
 
 
-def _made_alike(one: FoundPart, other: FoundPart) -> bool:
+def _made_alike(recipe: recipes.Recipe, one: FoundPart, other: FoundPart) -> bool:
     """Say whether the runs of two records can stand in one table, with those of one they share taken from either."""
     mine, theirs = one.record.values, other.record.values
     if not (one.runs and other.runs) or any(mine.get(name) != theirs.get(name) for name in _ALIKE):
+        return False
+    part = recipe.part(mine["name"])
+    plan = recipes.planned(part)
+    if circumstances(part, plan, mine) != circumstances(part, plan, theirs):
         return False
     methods = mine["methods"].keys() & theirs["methods"].keys()
     return all(mine["methods"][name] == theirs["methods"][name] for name in methods)

@@ -22,6 +22,7 @@ from coterie.studies import recipes
 from coterie.studies.comparison import ComparisonPlan
 from coterie.studies.recipes import ledger
 from coterie.studies.recipes.cells import CellName
+from coterie.studies.recipes.checks import parse
 from coterie.studies.recipes.demands import Estimate
 from coterie.studies.recipes.ledger.claims import (
     CLAIMS,
@@ -37,7 +38,9 @@ from coterie.studies.recipes.ledger.claims import (
 from coterie.studies.recipes.ledger.intervals import interval
 from coterie.studies.recipes.ledger.judgement import Judgement, PlaceJudgement, judge_claim
 from coterie.studies.recipes.ledger.page import counted, in_short, reasons, sentence
-from coterie.studies.recipes.ledger.records import PartRecord, Records, read_records
+from coterie.studies.recipes.ledger.records import PartRecord, Records, changes, read_records
+from coterie.studies.recipes.outcomes import PartOutcome
+from coterie.studies.recipes.plans import planned
 from coterie.studies.recipes.readings import Value, _pseudo_values
 from coterie.studies.recipes.schema import Reading
 from tests.programs import load_program
@@ -181,7 +184,7 @@ def test_one_case_of_many_may_fail_by_chance(basis: Basis) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "protocol", "why"),
+    ("changed", "protocol", "why"),
     [
         ({"rounds": 3}, {}, "3 of 4 rounds"),
         ({}, {"rounds": 2000}, "4 of 2,000 rounds"),
@@ -192,6 +195,8 @@ def test_one_case_of_many_may_fail_by_chance(basis: Basis) -> None:
         ({"clients": 4}, {}, "clients was 4, and is 5 in the recipe"),
         ({"validation": 0.0}, {}, "validation was 0.0, and is 0.1 in the recipe"),
         ({"at": "best"}, {}, "numbers were read at best, and are at final in the recipe"),
+        ({"scarcity": 9}, {}, "scarcity was 9, and is not set in the recipe"),
+        ({"attack": "sign_flip:0.2"}, {}, "attack was sign_flip:0.2, and is not set in the recipe"),
         ({"partition": "iid"}, {}, "partition was iid, and is natural in the recipe"),
         (
             {"methods": {"theirs": {"algorithm": "fedavg", "settings": {"local_epochs": 7}}}},
@@ -205,11 +210,29 @@ def test_one_case_of_many_may_fail_by_chance(basis: Basis) -> None:
 )
 @pytest.mark.parametrize("theirs", [NEAR, BEHIND], ids=["ahead", "behind"])
 def test_what_was_not_done_as_the_paper_says_is_undecided(
-    basis: Basis, theirs: tuple[float, ...], changes: dict[str, Any], protocol: dict[str, Any], why: str
+    basis: Basis, theirs: tuple[float, ...], changed: dict[str, Any], protocol: dict[str, Any], why: str
 ) -> None:
-    found = judged(basis, record(FAR, theirs, **changes), PROTOCOL.but(Protocol(**protocol)))
+    found = judged(basis, record(FAR, theirs, **changed), PROTOCOL.but(Protocol(**protocol)))
     assert found.answer == "undecided" and found.places[0].reasons == (why,)
     assert why in sentence(found)
+
+
+@pytest.mark.parametrize("at", ["final", "mean"])
+def test_a_record_says_on_which_samples_and_when_its_numbers_were_taken(at: str) -> None:
+    made = values()
+    made["parts"][0]["plan"] |= {"scarcity": 9, "test_fraction": 0.25, "eval_every": 2}
+    made["parts"][0]["readings"]["personal"]["at"] = at
+    part = parse(made, "small").part("one")
+    outcome = PartOutcome(part, planned(part))
+    (kept,) = recipes.plain(recipes.RecipeOutcome(parse(made, "small"), False, (outcome,), ()))["parts"]
+    assert changes(outcome, PartRecord("small.json", kept), frozenset()) == []
+    del kept["scarcity"]
+    other = PartRecord("small.json", {**kept, "test_fraction": 0.5, "eval_every": 4})
+    assert changes(outcome, other, frozenset()) == [
+        "test_fraction was 0.5, and is 0.25 in the recipe",
+        "scarcity was not set, and is 9 in the recipe",
+        *(["eval_every was 4, and is 2 in the recipe"] if at == "mean" else []),  # the last round is always evaluated
+    ]
 
 
 def test_an_interval_that_includes_the_threshold_is_undecided(basis: Basis) -> None:
@@ -430,7 +453,7 @@ def test_settings_that_could_change_nothing_are_not_held_against_a_record(
         path.parent.mkdir()
         path.write_text(yaml.safe_dump(made, sort_keys=False))
         then = {"ours": {"algorithm": "fedamp", "settings": {setting: "another"}}}
-        records = record(FAR, NEAR, methods=then, participation=fields.get("participation", 1.0))
+        records = record(FAR, NEAR, methods=then, **fields)
         ends.append(judged(Basis(recipe=str(path), criterion="ahead"), records).places[0].reasons)
     assert ends[0] == () and f"{setting} of ours was another" in ends[1][0]
 

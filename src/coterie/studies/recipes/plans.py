@@ -6,8 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coterie.config import ExperimentConfig
 from coterie.studies.comparison import ComparisonPlan, make_plan
 from coterie.studies.recipes.schema import RecipePart
+
+_OF_ONE_RUN = {"algorithm", "algorithm_sha256", "settings", "seed", "rounds"}
+_OF_MACHINES = {
+    *("engine", "device", "dtype", "precision", "kernel", "convolution", "compile", "threads"),
+    *("chunk", "keep", "keep_samples", "scratch", "checkpoint_every"),
+}
+_OF_WHAT_IS_LOOKED_AT = {"eval_train", "matrix", "matrix_every", "s_acc", "metrics"}
 
 
 def planned(part: RecipePart, *, quick: bool = False, over: Mapping[str, Any] | None = None) -> ComparisonPlan:
@@ -112,6 +120,31 @@ def settings_of(part: RecipePart, plan: ComparisonPlan) -> dict[str, dict[str, A
 def _label(part: RecipePart, setting: Mapping[str, Any]) -> str:
     named = {name: {str(value): label for value, label in labels.items()} for name, labels in part.labels.items()}
     return ", ".join(named.get(name, {}).get(str(value), f"{name}={value}") for name, value in setting.items())
+
+
+def circumstances(part: RecipePart, plan: ComparisonPlan, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Give what a part's numbers depend on beside methods, seeds, rounds, grid and machine: data, clients, attacks.
+
+    Parameters
+    ----------
+    part
+        The part.
+    plan
+        Its plan.
+    values
+        Plain values to look them up in, where what is missing was as by default; the plan's if not given.
+
+    Returns
+    -------
+    dict
+        Fields of an experiment with their plain values.
+    """
+    ats = {part.at, *(reading.at or part.at for reading in part.readings.values())}
+    passed_over = _OF_ONE_RUN | _OF_MACHINES | _OF_WHAT_IS_LOOKED_AT | plan.grid.keys()
+    passed_over |= {"eval_every"} if ats == {"final"} else set()
+    found = plan.runs[0].config.plain() if values is None else values
+    fields = ExperimentConfig.model_fields.items()
+    return {name: found.get(name, field.default) for name, field in fields if name not in passed_over}
 
 
 @dataclass(frozen=True)

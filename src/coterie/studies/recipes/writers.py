@@ -15,7 +15,7 @@ from coterie.studies.comparison import Tuned
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.demands import shown
 from coterie.studies.recipes.outcomes import Finding, PartOutcome, RecipeOutcome, Status, Verdict
-from coterie.studies.recipes.plans import settings_of
+from coterie.studies.recipes.plans import circumstances, settings_of
 from coterie.studies.recipes.schema import Recipe
 from coterie.studies.recipes.tables import not_target, part_table
 from coterie.tables import escape_markdown
@@ -226,6 +226,7 @@ def plain(outcome: RecipeOutcome) -> dict[str, Any]:
 
 def _plain_part(found: PartOutcome) -> dict[str, Any]:
     config = found.plan.runs[0].config
+    asked, usual = circumstances(found.part, found.plan), circumstances(found.part, found.plan, {})
     common = ("data", "partition", "model", "clients", "rounds", "participation", "validation", "device", "precision")
     return {
         "name": found.part.name,
@@ -237,6 +238,7 @@ def _plain_part(found: PartOutcome) -> dict[str, Any]:
         "seeds": list(found.plan.seeds),
         "grid": found.plan.grid,
         **{name: getattr(config, name) for name in common if name not in found.plan.grid},
+        **{name: value for name, value in asked.items() if value != usual[name]},
         "seconds": round(found.seconds, 1),
         "tuned": [each.sentence() for each in found.numbers.tuned],
         "tuning": [_plain_tuning(found, each) for each in found.numbers.tuned],

@@ -13,11 +13,9 @@ from coterie.errors import ConfigError
 from coterie.studies.comparison import ComparisonPlan
 from coterie.studies.recipes.cells import CellName
 from coterie.studies.recipes.outcomes import PartOutcome
-from coterie.studies.recipes.plans import planned
+from coterie.studies.recipes.plans import circumstances, planned
 from coterie.studies.recipes.readings import PartValues, Value
 from coterie.studies.recipes.schema import RecipePart
-
-_SAME = ("data", "partition", "model", "clients", "participation", "validation")
 
 
 @dataclass(frozen=True)
@@ -128,11 +126,11 @@ def changes(
     Of the ``untuned`` ones it is said already that they were not tuned.
     """
     plan, values = outcome.plan, record.values
-    config = plan.runs[0].config
+    asked, played = (circumstances(outcome.part, plan, given) for given in (None, values))
     found = [
-        f"{name} was {values.get(name)}, and is {getattr(config, name)} in the recipe"
-        for name in _SAME
-        if name not in plan.grid and values.get(name) != getattr(config, name)
+        f"{name} was {_told(played[name])}, and is {_told(value)} in the recipe"
+        for name, value in asked.items()
+        if played[name] != value
     ]
     if values.get("at") != outcome.part.at:
         found.append(f"numbers were read at {values.get('at')}, and are at {outcome.part.at} in the recipe")
@@ -153,6 +151,10 @@ def changes(
             if name in now and name not in run.candidate and now[name] != value:
                 found.append(f"{name} of {method} was {value}, and is {now[name]} in the recipe")
     return found
+
+
+def _told(value: object) -> object:
+    return "not set" if value in (None, "") else value
 
 
 def _changes_of_tuning(outcome: PartOutcome, record: PartRecord, method: str) -> list[str]:
