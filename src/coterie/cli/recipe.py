@@ -27,6 +27,8 @@ from coterie.errors import ConfigError, nearest
 
 Paper = Literal["fedacs", "fedamp", "fedpg", "flame"]
 
+_RESULTS = (Path("results/recipes"), Path("runs"))
+
 app = typer.Typer(
     help="Tables and figures of the papers: run them, and see our numbers beside theirs.", no_args_is_help=True
 )
@@ -67,24 +69,37 @@ def verdicts(
         typer.Option(help="Show the claims of one paper only."),
     ] = None,
     results: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of recipes' results: recipe.json files, or folders with one.")
-    ] = Path("results/recipes"),
+        Optional[list[Path]],  # noqa: UP045 (typer reads it at run time)
+        typer.Option(
+            metavar="DIR",
+            help="Folder of recipes' results: .json files, or folders with a recipe.json; may be repeated. By default "
+            "results/recipes and runs, whichever are there.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, each case with its numbers.")] = False,
 ) -> None:
     """Show every claim of the papers, and whether it holds by what was run.
 
     A claim is undecided where a run had fewer rounds or seeds than the paper's, lacked a data set or the tuning of a
-    rival, or where the interval over seeds includes the threshold.
+    rival, or where the interval over seeds includes the threshold. Of a part that was played more than once, the
+    longest with the most seeds counts.
 
     Example: coterie recipe verdicts --paper flame
 
     Example: coterie recipe verdicts flame-hybrid-best
     """
-    if not results.is_dir():
-        raise ConfigError(f"there are no results in {str(results)!r}: give their folder with --results")
+    folders = results or [folder for folder in _RESULTS if folder.is_dir()]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"there are no results in {str(folder)!r}: give their folder with --results")
+    if not folders:
+        raise ConfigError(
+            f"there are no results yet, neither in {_RESULTS[0]} nor in {_RESULTS[1]}: play a recipe (coterie recipe "
+            "list shows them), or give their folder with --results"
+        )
     from coterie.studies.recipes import ledger
 
-    found = ledger.open_ledger(results, paper)
+    found = ledger.open_ledger(*folders, paper=paper)
     if claims:
         known = [judgement.claim.id for _, judgements in found for judgement in judgements]
         for claim in claims:

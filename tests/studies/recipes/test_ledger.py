@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -601,6 +602,31 @@ def test_the_command_prints_claims_or_json(tmp_path: Path, monkeypatch: pytest.M
     assert isinstance(other, ConfigError) and "there is no claim 'flame-hybrid-best'" in str(other)
     gone = call("--results", str(tmp_path / "none"))
     assert isinstance(gone.exception, ConfigError) and "give their folder with --results" in str(gone.exception)
+
+
+def test_one_s_own_results_are_judged_beside_those_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def verdict() -> str:
+        found = CliRunner().invoke(app, ["recipe", "verdicts", "flame-hybrid-converges-highest", "--json"])
+        if found.exception is not None:
+            raise found.exception
+        (claim,) = json.loads(found.output)
+        return str(claim["on_one_data_set"]["MNIST"])
+
+    with pytest.raises(ConfigError, match=r"no results yet, neither in results/recipes nor in runs: play a recipe"):
+        verdict()
+    shutil.copytree(RESULTS, "results/recipes")
+    assert verdict() == "holds"
+    Path("runs/mine").mkdir(parents=True)
+    Path("results/recipes/flame-figure3.json").rename("runs/mine/recipe.json")
+    assert verdict() == "holds", "this one is judged by what was played here"
+    shutil.rmtree("results")
+    assert verdict() == "holds"
+    shutil.rmtree("runs/mine")
+    assert verdict() == "undecided"
 
 
 def test_pseudo_values_of_a_deviation_vary_as_its_error() -> None:

@@ -12,8 +12,8 @@ from coterie.studies.recipes.ledger.records import read_records
 __all__ = ["Ledger", "markdown", "open_ledger", "papers", "plain"]
 
 
-def open_ledger(results: Path, paper: str | None = None) -> Ledger:
-    """Judge the claims of one paper or of all by the results in a folder."""
-    records = read_records(results)
+def open_ledger(*results: Path, paper: str | None = None) -> Ledger:
+    """Judge the claims of one paper or of all by the results in folders."""
+    records = read_records(*results)
     found = [claims_of(name) for name in ([paper] if paper else papers())]
     return [(each, judge_paper(each, records)) for each in found]

@@ -73,26 +73,32 @@ Records = dict[tuple[str, str], PartRecord]
 """Records by recipe and part."""
 
 
-def read_records(folder: Path) -> Records:
-    """Read all results of a folder: its ``.json`` files, and ``recipe.json`` of the folders in it.
+def read_records(*folders: Path) -> Records:
+    """Read all results of folders: their ``.json`` files, and ``recipe.json`` of the folders in them.
 
     Quick versions decide nothing and are passed over. Of a part that was run more than once, the longest run with the
     most seeds is taken.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"there are no results in {str(folder)!r}: give the folder with those of recipes")
     found: Records = {}
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*/recipe.json")]):
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            parts = [] if values.get("quick") else values["parts"]
-            for part in parts:
-                record = PartRecord(str(path.relative_to(folder)), part)
-                key = (str(values["recipe"]), str(part["name"]))
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"there are no results in {str(folder)!r}: give the folder with those of recipes")
+        for path in sorted([*folder.glob("*.json"), *folder.glob("*/recipe.json")]):
+            for key, record in _read(path, str(path.relative_to(folder))):
                 if key not in found or _weight(record) > _weight(found[key]):
                     found[key] = record
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ConfigError(f"{str(path)!r} is not the result of a recipe: {error!r}") from error
+    return found
+
+
+def _read(path: Path, name: str) -> list[tuple[tuple[str, str], PartRecord]]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        parts = [] if values.get("quick") else values["parts"]
+        found = [((str(values["recipe"]), str(part["name"])), PartRecord(name, part)) for part in parts]
+        for _, record in found:
+            _weight(record)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{str(path)!r} is not the result of a recipe: {error!r}") from error
     return found
 
 
