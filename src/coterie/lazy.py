@@ -15,16 +15,24 @@ Entry = TypeVar("Entry")
 
 
 def exports(package: str, **modules: str) -> Callable[[str], Any]:
-    """Make the ``__getattr__`` of a package; each of its modules is given with the names it defines, between blanks."""
-    places = {name: module for module, names in modules.items() for name in names.split()}
+    """Make the ``__getattr__`` of a package; each of its modules is given with the names it defines, between blanks.
+
+    Its ``__dir__`` is made as well, so that editors and notebooks complete them.
+    """
+    places = {name: module for module, listed in modules.items() for name in listed.split()}
+    here = vars(sys.modules[package])
 
     def attribute(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(f"{package}.{places[name]}"), name)
-        setattr(sys.modules[package], name, value)  # found without this function from now on
+        here[name] = value  # found without this function from now on
         return value
 
+    def names() -> list[str]:
+        return sorted({*here, *places})
+
+    here["__dir__"] = names
     return attribute
 
 
