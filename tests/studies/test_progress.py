@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -155,3 +156,23 @@ def test_where_it_is_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> N
     assert ("\x1b[" in shown.getvalue()) == terminal
     assert (shown.getvalue() == "comparison: fedavg-seed1 ended with 0.5000; 1 of 1 runs\n") == (not terminal)
     assert "1 of 1 runs" in shown.getvalue()
+
+
+@pytest.mark.parametrize(("width", "head"), [(50, 2), (80, 1), (200, 1)])
+def test_what_is_drawn_keeps_its_lines_in_one_piece_however_wide_the_terminal_is(width: int, head: int) -> None:
+    clock = Clock()
+    study = StudyProgress("comparison", clock)
+    tune = {"lr": [0.001, 0.002], "mu": [0.0001, 0.0002]}
+    runs = make_plan({**SMALL, "methods": ["fedprox"], "seeds": [1, 10000], "rounds": 2000, "tune": tune}).runs
+    assert min(len(run.name) for run in runs) > 30
+    part = study.part("a-recipe-with-a-name", runs)
+    for run in runs:
+        part.round_ended(run, 0, None)
+        clock.now += 5000.0
+        part.round_ended(run, 1234, 0.875)
+    lines = drawn(study, width)
+    assert len(lines) == head + progress.LINES == head + len(runs)
+    assert all(len(line) <= width for line in lines)
+    assert re.search(r" 11:06:40, 0 of 8 runs, about \d+:\d\d:\d\d left$", lines[head - 1])
+    for run, line in zip(runs, lines[head:], strict=True):
+        assert line.split()[0].endswith(run.name[-15:]) and line.endswith(" 1234/2000 0.8750")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -24,7 +24,7 @@ QUIET_SECONDS = 60.0
 """How long nothing is said where lines are written in place of a display."""
 
 _REFRESHES = 2  # a second: drawing takes milliseconds, which the runs lose
-_NAME_WIDTH = 44
+_BAR, _SHORTEST_BAR = 30, 8
 
 
 @dataclass
@@ -186,32 +186,39 @@ class StudyProgress:
 
     # ---------------------------------------------------------------------------------------------------------- drawing
 
-    def __rich__(self) -> Group:
-        head = Table.grid(padding=(0, 1))
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rounds = sum(run.rounds for run in self._runs) + self.rounds_to_come
         at = sum(run.rounds if run.done else run.at for run in self._runs)
-        elapsed = _duration(self._clock() - self._began)
-        head.add_row(
-            Text(self.title, style="bold"),
-            ProgressBar(max(rounds, 1), at, width=30),
-            Text(f"{elapsed}, {self.summary()}"),
-        )
+        how_far = f"{_duration(self._clock() - self._began)}, {self.summary()}"
+        beside = options.max_width - len(self.title) - 1  # room beside the title
+        in_one = beside - len(how_far) - 1 >= _SHORTEST_BAR
+        room = beside - len(how_far) - 1 if in_one else beside
+        bar = ProgressBar(max(rounds, 1), at, width=max(_SHORTEST_BAR, min(_BAR, room)))
+        yield _line(Text(self.title, style="bold"), bar, *([Text(how_far)] if in_one else []))
+        if not in_one:
+            yield Text(f"  {how_far}")
         going = [run for run in self._runs if run.going]
-        lines = Table.grid(padding=(0, 1))
-        for run in going[:LINES]:
-            lines.add_row(
-                Text(f"  {_shortened(run.name)}"),
-                ProgressBar(max(run.rounds, 1), run.at, width=20),
-                Text(f"{run.at}/{run.rounds}", style="dim"),
-                Text("" if run.mean is None else f"{run.mean:.4f}"),
-            )
-        more = going[LINES:]
-        parts: list[Table | Text] = [head, lines] if going else [head]
-        if more:
+        if going:
+            yield self._of_runs(going[:LINES], options.max_width)
+        if more := going[LINES:]:
             least, most = min(run.at for run in more), max(run.at for run in more)
             where = f"round {least}" if least == most else f"rounds {least} to {most}"
-            parts.append(Text(f"  and {len(more)} more at {where}", style="dim"))
-        return Group(*parts)
+            yield Text(f"  and {len(more)} more at {where}", style="dim")
+
+    def _of_runs(self, runs: Sequence[_Shown], width: int) -> Table:
+        counts = [f"{run.at}/{run.rounds}" for run in runs]
+        scores = ["" if run.mean is None else f"{run.mean:.4f}" for run in runs]
+        room = width - 2 - max(map(len, counts)) - max(map(len, scores)) - 3  # for name and bar
+        bar = max(_SHORTEST_BAR, min(20, room - max(len(run.name) for run in runs)))
+        lines = Table.grid(padding=(0, 1))
+        for run, count, score in zip(runs, counts, scores, strict=True):
+            lines.add_row(
+                Text(f"  {_shortened(run.name, max(room - bar, 1))}"),
+                ProgressBar(max(run.rounds, 1), run.at, width=bar),
+                Text(count, style="dim"),
+                Text(score),
+            )
+        return lines
 
 
 class PartProgress:
@@ -261,5 +268,11 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"
+def _line(*cells: Text | ProgressBar) -> Table:
+    line = Table.grid(padding=(0, 1))
+    line.add_row(*cells)
+    return line
+
+
+def _shortened(name: str, width: int) -> str:
+    return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"
