@@ -113,8 +113,11 @@ class Samples:
                 x = x.clone()
             if dataset.fill and not own:
                 x = _filled(x, dataset)
-            # Not in place: a data set that is float32 already on this device may share the caller's memory.
-            return x if own or stay else x.to(dtype) * scale + shift
+            if own or stay:
+                return x
+            # In place where it is new, which takes a quarter of the time; what is of this type already is the caller's.
+            made = x.to(dtype)
+            return x * scale + shift if made is x else made.mul_(scale).add_(shift)
 
         # Runs that differ by how samples are shared out have the same inputs.
         same = "inputs", id(dataset.x), dataset.mean, dataset.std, dataset.fill, place, dtype, keep, stay, not own
