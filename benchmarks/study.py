@@ -16,6 +16,9 @@ Two ways take ``--jobs`` processes, two on a CPU and three on a GPU.
 
 With ``--states warm`` alone, on a GPU a study of two rounds leaves what is compiled beforehand.
 
+Installing a library compiles its Python modules as a rule. Where they have not been, and Python may not keep what it
+compiles, they are compiled once beforehand into a folder of this program: else every command would compile them again.
+
 ``--before FOLDER`` takes the same by an older version of the library as well, whose ``src`` the folder is: one from
 before runs played together, which took them one after another.
 
@@ -32,6 +35,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import resource
@@ -45,6 +49,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -147,6 +152,15 @@ def commanded(words: Sequence[str], environment: Mapping[str, str], folder: Path
     if done.returncode:
         raise RuntimeError(f"coterie {' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
     return Spent(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+def compile_modules(device: str, folder: Path) -> None:
+    """Leave compiled Python modules for all commands to come, where an installation has left none."""
+    if all(Path(importlib.util.cache_from_source(str(module.__file__))).exists() for module in (torch, data)):
+        return
+    os.environ |= {"PYTHONPYCACHEPREFIX": str(folder / "modules"), "PYTHONDONTWRITEBYTECODE": ""}
+    words = ["compare", "fedavg", "fedacs", "--clients", "4", "--rounds", "1", "--device", device, "--quiet"]
+    commanded([*words, "--out", "compiles"], caches_in(folder, "compiles"), folder)
 
 
 def drawn(path: Path, count: int) -> str:
@@ -393,6 +407,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     facts = measuring.facts(args.device)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        compile_modules(args.device, folder)
         source, called = source_for(args.device, args.data_dir, folder, images)
         ways = [way for way in args.ways if args.device == "cpu" or way != "side by side"]
         before = args.before and args.before.absolute()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import os
 import platform
 import re
 import subprocess
@@ -148,6 +149,24 @@ def test_study(tmp_path: Path) -> None:
         assert run["seconds"]["median"] == pytest.approx(whole, rel=1e-2)
     (line,) = script("study").table(found)
     assert line.startswith("| digits, warm | ") and line.count(" times as fast (") == 1
+
+
+def test_modules_that_were_not_compiled_are_once_for_all_commands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    study, asked = script("study"), list[Any]()
+    monkeypatch.setattr(study, "commanded", lambda words, environment, folder: asked.append(words))
+    for name in ("PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE"):
+        monkeypatch.setenv(name, "as before")
+    there, gone = tmp_path / "there.pyc", str(tmp_path / "gone.pyc")
+    there.touch()
+    monkeypatch.setattr(study.importlib.util, "cache_from_source", lambda path: str(there))
+    study.compile_modules("cpu", tmp_path)
+    assert not asked and os.environ["PYTHONPYCACHEPREFIX"] == "as before"
+    monkeypatch.setattr(study.importlib.util, "cache_from_source", lambda path: gone)
+    study.compile_modules("cuda", tmp_path)
+    assert len(asked) == 1 and asked[0][asked[0].index("--device") + 1] == "cuda"
+    assert os.environ["PYTHONPYCACHEPREFIX"] == str(tmp_path / "modules") and not os.environ["PYTHONDONTWRITEBYTECODE"]
 
 
 def test_host_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
