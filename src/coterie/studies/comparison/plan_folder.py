@@ -16,7 +16,7 @@ from coterie.errors import CoterieWarning, RunFolderError
 from coterie.results.report.sources import STANDINGS
 from coterie.runs.storage import lock_folder
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
-from coterie.yaml_file import PLAIN_LOADER, read_yaml, yaml_text
+from coterie.yaml_file import read_plain_text, read_yaml, yaml_text
 
 RUNS = "runs"
 """The folder of all runs."""
@@ -64,7 +64,7 @@ def locked(plan: Mapping[str, Any], folder: Path, may_grow: bool = False) -> Ite
         If the folder holds another plan, or something else, cannot be written, or is another process's at the moment.
     """
     text = yaml_text(plan)
-    plain = yaml.load(text, Loader=PLAIN_LOADER)
+    plain = read_plain_text(text)
     _refuse_another(plain, folder, may_grow)
     with contextlib.ExitStack() as held:
         try:
@@ -73,7 +73,7 @@ def locked(plan: Mapping[str, Any], folder: Path, may_grow: bool = False) -> Ite
             _refuse_another(plain, folder, may_grow)  # another process may have begun between the look and the lock
             if not (folder / _PLAN).exists() or not begun(folder):
                 write_text(folder / _PLAN, text)
-            elif may_grow and _difference(old := read_yaml(folder / _PLAN), plain):
+            elif may_grow and _difference(old := _kept(folder), plain):
                 gone = _over(folder) - plain["runs"].keys()
                 _set_aside(folder, [*_changed(old, plain), *sorted(gone)])
                 (folder / STANDINGS).unlink(missing_ok=True)  # it is not at its end any more
@@ -81,6 +81,15 @@ def locked(plan: Mapping[str, Any], folder: Path, may_grow: bool = False) -> Ite
         except OSError as error:
             raise RunFolderError(f"{folder} cannot be written ({error.strerror or error})") from error
         yield
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """Read a folder's plan, which a program wrote; what somebody made of it is complained of as of any file."""
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        found = read_plain_text((folder / _PLAN).read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return read_yaml(folder / _PLAN)
 
 
 def _set_aside(folder: Path, names: list[str]) -> None:
@@ -106,7 +115,7 @@ def _refuse_another(plain: Mapping[str, Any], folder: Path, may_grow: bool) -> N
     if (folder / _PLAN).exists() and not begun(folder):
         return  # nothing came of it: whoever mended a mistake in it need not look for another folder
     if (folder / _PLAN).exists():
-        old = read_yaml(folder / _PLAN)
+        old = _kept(folder)
         difference = _difference(old, plain)
         if difference and not (may_grow and _goes_on(folder, old, plain)):
             more = ", which may have more methods, seeds and values" if may_grow else ""

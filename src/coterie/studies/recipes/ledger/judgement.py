@@ -24,9 +24,8 @@ from coterie.studies.recipes.cells import EVERY_OTHER, CellName
 from coterie.studies.recipes.demands import Demand, Missing, demands_at, demands_of_means, every_other, shown, worst
 from coterie.studies.recipes.ledger.claims import FEWEST_SEEDS, Basis, Claim, PaperClaims, Protocol, criterion_of
 from coterie.studies.recipes.ledger.intervals import LEVEL, Interval, interval
-from coterie.studies.recipes.ledger.records import PartRecord, Records, changes, outcome_of
+from coterie.studies.recipes.ledger.records import PartRecord, Records, changes, outcome_of, plan_of
 from coterie.studies.recipes.outcomes import PartOutcome
-from coterie.studies.recipes.plans import planned
 from coterie.studies.recipes.readings import Value
 from coterie.studies.recipes.schema import Criterion, Reading, Recipe
 from coterie.studies.recipes.verdicts import places_of
@@ -140,7 +139,7 @@ def _of_basis(basis: Basis, protocol: Protocol, records: Records) -> list[PlaceJ
         part, record = recipe.part(name), records.get((recipe.name, name))
         why = _not_run(record)
         if record is None or why:
-            there = places_of(criterion, PartOutcome(part, planned(part)))
+            there = places_of(criterion, PartOutcome(part, plan_of(part)))
             found += [
                 PlaceJudgement(recipe.name, part.heading, at, "undecided", (why,), data=part.data_set) for at in there
             ]

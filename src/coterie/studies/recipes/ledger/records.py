@@ -106,9 +106,19 @@ def _weight(record: PartRecord) -> tuple[bool, int, int]:
     return record.ran, record.rounds, len(record.seeds)
 
 
+def plan_of(part: RecipePart) -> ComparisonPlan:
+    """Plan a part, once: many claims rest on the same ones."""
+    if id(part) not in _plans:
+        _plans[id(part)] = part, planned(part)
+    return _plans[id(part)][1]
+
+
+_plans: dict[int, tuple[RecipePart, ComparisonPlan]] = {}  # parts are held, so that none gets the number of another
+
+
 def outcome_of(part: RecipePart, record: PartRecord) -> PartOutcome:
     """Give a record as the outcome of its part, as the recipe stands now."""
-    plan, count = planned(part), len(record.seeds)
+    plan, count = plan_of(part), len(record.seeds)
     values: dict[CellName, Value] = {}
     diverged: set[tuple[str, str]] = set()
     for cell in record.values["cells"]:
