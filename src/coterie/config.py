@@ -87,8 +87,8 @@ class ExperimentConfig(BaseModel):
     model: What[str] = Field("mlp", description="the model, with options after a colon")
     local: What[str] = Field(
         "",
-        description="parameters that stay with their client: names or patterns, between commas; head and norm stand "
-        "for the last layer's and those of all layers that normalise",
+        description="parameters that stay with their client: names or patterns, between commas; norm stands for "
+        "those of all layers that normalise, and head is what the models here call their last layer",
     )
     buffers: What[str] = Field(
         "",

@@ -69,7 +69,9 @@ def stream(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> n
 
 @contextlib.contextmanager
 def torch_stream(seed: int, purpose: str) -> Iterator[None]:
-    """Make ``torch.nn`` initialisers draw from a stream, and leave PyTorch's global generator as it was.
+    """Make all that draws from global generators draw from a stream, and leave the CPU's generators as they were.
+
+    ``torch.nn`` initialisers draw from PyTorch's; what makes a model of the user's may draw from NumPy's and Python's.
 
     Parameters
     ----------
@@ -81,18 +83,22 @@ def torch_stream(seed: int, purpose: str) -> Iterator[None]:
     Yields
     ------
     None
-        While the context is open, PyTorch's CPU generator is that of the stream.
+        While the context is open, the generators of PyTorch, NumPy and Python are those of the stream.
     """
-    state = torch.get_rng_state()
+    state, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         # Not torch.manual_seed, for which some versions of PyTorch load their compiler: a second and a half.
         number = int.from_bytes(_digest(int(seed), purpose)[:7], "big")
         torch.default_generator.manual_seed(number)
+        random.seed(number)
+        np.random.seed(number % 2**32)  # noqa: NPY002, TID251
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(number)  # noqa: TID251
         yield
     finally:
         torch.set_rng_state(state)
+        random.setstate(pythons)
+        np.random.set_state(numpys)  # noqa: NPY002, TID251
 
 
 HostKeys: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"

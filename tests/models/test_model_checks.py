@@ -270,6 +270,20 @@ def test_functional_dropout_is_ours_to_draw():
     models.check(Dropping(3, 2), torch.ones(5, 3))
 
 
+@pytest.mark.parametrize("attends", [False, True], ids=["F.dropout", "attention"])
+def test_what_drops_in_evaluation_too_is_refused(attends: bool) -> None:
+    class Dropping(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = super().forward(x)
+            if not attends:
+                return F.dropout(made, 0.2)
+            parts = made.unsqueeze(-1)
+            return F.scaled_dot_product_attention(parts, parts, parts, dropout_p=0.1).squeeze(-1)
+
+    with pytest.raises(ModelError, match=r"drops in evaluation too.*write F\.dropout\(x, p, self\.training\)"):
+        models.check(Dropping(3, 2), torch.rand(5, 3))
+
+
 def test_dropout_and_mode_are_left_as_they_are():
     module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).eval()
     models.check(module, torch.ones(2, 3))

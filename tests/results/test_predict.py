@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -240,6 +241,25 @@ def test_the_command_of_coterie_gives_the_same(taken: Callable[[str], TakenHome]
         CliRunner().invoke(app, [*words, "--out", str(tmp_path / "no" / "scores.csv")], catch_exceptions=False)
 
 
+def test_tables_and_arrays_in_memory_are_taken_as_files_are(taken: Callable[[str], TakenHome], tmp_path: Path) -> None:
+    home = taken("local")
+    text = pd.read_csv(home.new["süd"], dtype=str, keep_default_na=False)
+    frame = pd.read_csv(home.new["süd"])
+    assert frame.isna().any().any() and frame["smoker"].dtype != text["smoker"].dtype
+    load = runpy.run_path(str(home.folder / "predict.py"))["load"]
+    wanted = load("süd").scores({name: list(text[name]) for name in text})
+    assert load("süd").scores(frame) == wanted
+    run = coterie.run("local", data="digits", clients=2, rounds=1, model="linear", progress=False, out=tmp_path / "run")
+    model = runpy.run_path(str(export(run.path, tmp_path / "model", clients=1).folder / "predict.py"))["load"]()
+    images = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
+    wanted = model.scores(torch.from_numpy(images))
+    assert model.scores(images) == wanted and model.scores(images.astype(np.float32)) != wanted  # bytes are 0 to 255
+    assert model.scores((images / 255).tolist())["predicted"] == wanted["predicted"]
+    for nothing, why in ((images[:0], "there are no rows"), ([["a"]], "samples must be numbers in an array")):
+        with pytest.raises(ValueError, match=why):
+            model.scores(nothing)
+
+
 def test_all_that_does_not_fit_is_told_at_once(taken: Callable[[str], TakenHome], tmp_path: Path) -> None:
     home = taken("fedacs")
     good = pd.read_csv(home.new["north"])
@@ -381,6 +401,34 @@ def test_a_module_that_was_an_object_is_taken_home_as_what_it_computes(
     kept = answers[(answers["client"] == 1) & (answers["model"] == "personal")]["answer"].abs()
     best = scores[["probability no", "probability yes"]].max(axis=1).to_numpy()
     assert all(np.abs(best - answer).min() < 1e-5 for answer in kept), "among its rows are those that the run answered"
+
+
+PACKING = """
+import torch
+from torch import nn
+
+class Packing(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.layer = nn.GRU(6, 4, batch_first=True)
+        self.head = nn.Linear(4, outputs)
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x.unsqueeze(1), torch.ones(len(x)), batch_first=True)
+        return self.head(self.layer(packed)[1][-1])
+"""
+
+
+def test_a_model_that_only_the_loop_runs_is_taken_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "coterie_packing.py").write_text(PACKING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = "synthetic:clients=4,samples=20,features=6,classes=3"
+    what: dict[str, Any] = {"data": data, "partition": "natural", "clients": 4, "rounds": 1, "progress": False}
+    run = coterie.run("fedavg", model="import:coterie_packing:Packing", engine="loop", **what, out=tmp_path / "run")
+    found = export(run.path, tmp_path / "model", clients=1)
+    samples = torch.linspace(-2, 2, 30).view(5, 6)
+    scores = runpy.run_path(str(found.folder / "predict.py"))["load"]().scores(samples)
+    assert len(set(scores["probability 0"])) == 5
 
 
 # ----------------------------------------------------------------------------------------------------------------- ONNX

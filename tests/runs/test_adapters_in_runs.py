@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,27 @@ def test_export_as_peft_reads_it(dtype: str, near: float, folder: Path, tmp_path
     assert (begun(x.to(DEVICE)).cpu() - wanted).abs().max() > 1e-3
     # What is frozen is in the base's own folder.
     assert sum(value.numel() for value in load_file(file).values()) == OF_A + OF_B + OF_HEAD
+
+
+def test_a_base_that_has_moved_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "bert", base := tmp_path / "base")
+    config = config_of(folder, "fedavg")
+    config = config.model_copy(update={"model": config.model.replace(str(folder / "bert"), str(base))})
+    finish(launch.begin(config, tmp_path / "run"))
+    export(tmp_path / "run", model := tmp_path / "model", clients=3)
+    predict = runpy.run_path(str(model / "predict.py"))
+    np.save(tmp_path / "words.npy", np.load(folder / "words.npz")["x"])
+    assert predict["main"]([str(tmp_path / "words.npy")]) == 0
+    wanted = capsys.readouterr().out
+    base.rename(tmp_path / "elsewhere")
+    assert predict["main"]([str(tmp_path / "words.npy")]) == 1
+    said = capsys.readouterr().err
+    assert "its base is not in " in said and "words.npy" not in said
+    monkeypatch.setenv("COTERIE_BASE", str(tmp_path / "elsewhere"))
+    assert predict["main"]([str(tmp_path / "words.npy")]) == 0
+    assert capsys.readouterr().out == wanted
 
 
 def test_export_of_a_head_alone(folder: Path, tmp_path: Path) -> None:

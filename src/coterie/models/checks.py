@@ -20,7 +20,7 @@ from coterie import randomness
 from coterie.errors import ModelError
 from coterie.models.batch_norm import PLAIN, RowBatchNorm, use_running_statistics
 from coterie.models.calls import call_with
-from coterie.models.dropout import FunctionCalls, StreamDropout
+from coterie.models.dropout import FunctionCalls, StreamDropout, refuse_dropout_in_evaluation
 from coterie.models.own_buffers import find_own_buffers, own_buffers, set_mode
 from coterie.models.streams import FORMS
 from coterie.rows.matrix_units import tf32
@@ -112,8 +112,7 @@ def _problems(layer: nn.Module) -> Iterator[str]:
 
 
 def _run(module: nn.Module, sample: Tensor) -> None:
-    # A copy, so that a forward that changes its buffers cannot change the caller's. What is frozen may be large, and is
-    # not copied.
+    # A copy: a forward may change its buffers, but not the caller's. What is frozen may be large, and is not copied.
     frozen = {id(value): value for value in module.parameters() if not value.requires_grad}
     trial = copy.deepcopy(module, frozen).train()
     use_running_statistics(trial)
@@ -130,6 +129,7 @@ def _run(module: nn.Module, sample: Tensor) -> None:
         _refuse_unsteady_dropout(trial, given, dropouts)
         _refuse_scattered_samples(trial, given)
         _refuse_other_gradients(trial, given)
+        refuse_dropout_in_evaluation(trial, given)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from coterie import kernels, randomness
+from coterie.errors import ModelError
 
 
 class StreamDropout(nn.Module):
@@ -225,6 +226,21 @@ class FunctionCalls(TorchFunctionMode):
             return x
         layer = _layer(p, number)
         return layer.dropped(self._key, x) if self._key.dim() else x * layer.factors(self._key, x)
+
+
+def refuse_dropout_in_evaluation(trial: nn.Module, given: Tensor) -> None:
+    """See that functional dropout is told whether the model trains: we leave it out in evaluation, PyTorch does not."""
+    with FunctionCalls(None) as calls:
+        trial(given)
+    if not calls.drew:
+        return
+    with FunctionCalls(None) as calls:
+        trial.eval()(given)
+    if calls.drew:
+        raise ModelError(
+            "forward drops in evaluation too: neither F.dropout nor attention's dropout_p knows by itself whether the "
+            "model trains; write F.dropout(x, p, self.training), or use a layer nn.Dropout"
+        )
 
 
 def number_on_device(data: Any, **kwargs: Any) -> Tensor:

@@ -10,18 +10,26 @@ from torch import nn
 
 from coterie import user_code
 from coterie.errors import ConfigError, CoterieError, ModelError
+from coterie.models.checks import check
 from coterie.user_code import HeldObject
 from coterie.user_code.digests import digest_of
 
 
 def hand_over(model: Any) -> HeldObject:
     """Hold a module, or a class or function that makes one, under its digest."""
+    if isinstance(model, str):
+        raise ConfigError(f"model is the name {model!r}, but an nn.Module, or a function that makes one, belongs here")
     if not isinstance(model, nn.Module) and not callable(model):
         raise ConfigError(
             f"model is a {type(model).__name__}, but must be a name, an nn.Module, or a function that makes one"
         )
     made = isinstance(model, nn.Module)
     label = type(model).__name__ if made else getattr(model, "__name__", type(model).__name__)
+    if made:
+        try:
+            check(model)
+        except ModelError as error:
+            raise ModelError(f"model {label!r}: {error}") from error
     return user_code.hold(label, digest_of(model), copy.deepcopy(model) if made else model, keep=True)
 
 

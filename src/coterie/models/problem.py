@@ -178,8 +178,8 @@ class Problem:
         module.register_forward_hook(logits_alone)
         if not all(value.is_floating_point() for value in module.parameters()):
             raise ModelError(
-                f"{type(module).__name__} has parameters that are not real floating-point numbers; keep the parts of a "
-                "complex one in two (torch.complex joins them)"
+                f"{type(module).__name__} has parameters that are not real floating-point numbers; keep whole numbers "
+                "in a buffer (register_buffer), and the parts of a complex parameter in two (torch.complex joins them)"
             )
         imaginary = {name: value for name, value in module.named_buffers() if value.is_complex()}
         with warnings.catch_warnings():
@@ -242,7 +242,8 @@ class Problem:
                 found |= {rows[name] for name in self._normalisers() if name in rows}
             if not found:
                 self._refuse_statistics_alone(pattern)
-                known = ", ".join(self.layout.names[:8]) + (", ..." if len(self.layout.names) > 8 else "")
+                names = self.layout.names  # of many the first, and the last, which are the head's as a rule
+                known = ", ".join(names if len(names) <= 9 else [*names[:4], "...", *names[-4:]])
                 raise ConfigError(f"local has {pattern!r}, which matches no parameter of the model: it has {known}")
             chosen |= found
         return tuple(name for name in self.layout.names if name in chosen)

@@ -363,7 +363,9 @@ def _imported(
     except CoterieError:
         raise
     except Exception as error:
-        raise ModelError(f"{shown} cannot be made: {user_code.explain(error)}") from error
+        of = f" for samples of shape {shape}" if "input_shape" in arguments else ""
+        place = user_code.place(error)
+        raise ModelError(f"{shown} cannot be made{of}: {user_code.explain(error)}{place}") from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"{shown} made a {type(made).__name__}, not an nn.Module")
     return made

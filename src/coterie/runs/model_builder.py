@@ -26,6 +26,7 @@ from coterie.evaluation import metrics as metric_table
 from coterie.models.lookups import CheckedLookups
 from coterie.models.own_buffers import probe_inputs
 from coterie.models.problem import LOSSES, PerSampleLoss, Problem
+from coterie.models.remade import refuse_hidden_numbers
 from coterie.runs.population import Population
 from coterie.simulation import attacks
 from coterie.tasks import BALANCED, TASKS, read_weights
@@ -52,6 +53,9 @@ def make_engine(
     module = make_module(config, dataset)
     with _reported(_model(config), "a look at its layers"):
         models.check(module)
+        if _is_made_by_their_code(config.model):
+            words = dataset.x.dtype == torch.int64
+            refuse_hidden_numbers(module, lambda: make_module(config, dataset, "again"), dataset.input_shape, words)
     problem = Problem.of(
         module,
         dataset.task,
@@ -109,6 +113,11 @@ def make_module(config: ExperimentConfig, dataset: Dataset, purpose: str = "mode
     """Build the model with its initial parameters, drawn for a purpose."""
     with randomness.torch_stream(config.seed, purpose):
         return models.build(config.model, dataset.input_shape, dataset.num_outputs)
+
+
+def _is_made_by_their_code(model: str) -> bool:
+    made = not model.startswith(OBJECT) or not isinstance(user_code.find("model", model), nn.Module)
+    return model.startswith((IMPORT, OBJECT)) and made
 
 
 def _refuse_unfit(config: ExperimentConfig, dataset: Dataset) -> None:

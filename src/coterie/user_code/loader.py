@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -9,7 +10,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,7 +53,8 @@ def load(
         raise ConfigError(f"{shown} must read {IMPORT}{form}")
     module, name = parts.groups()
     try:
-        found = importlib.import_module(module)
+        with _own_numbers(module):
+            found = importlib.import_module(module)
     except CoterieError:
         raise
     except Exception as failure:
@@ -63,6 +65,18 @@ def load(
     if not accepts(value):
         raise error(f"{shown}: {name!r} is a {type(value).__name__}; it must be {must_be}")
     return value
+
+
+@contextlib.contextmanager
+def _own_numbers(module: str) -> Iterator[None]:
+    """Let a module that is imported draw the same random numbers whenever that is, and take none from whoever asks."""
+    if module in sys.modules:
+        yield
+        return
+    from coterie import randomness
+
+    with randomness.torch_stream(0, "import"):
+        yield
 
 
 def _reason(module: str, failure: Exception) -> str:
@@ -97,7 +111,8 @@ def load_file(field: str, path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     try:
-        return importlib.import_module(name) if is_copy else _execute(name, place, content)
+        with _own_numbers(name):
+            return importlib.import_module(name) if is_copy else _execute(name, place, content)
     except CoterieError:
         raise
     except Exception as failure:

@@ -59,6 +59,21 @@ _MAKE = '''def make() -> nn.Module:
     return {call}
 '''
 
+_BASED = '''BASE = {folder!r}
+"""The base: its folder, or its name on the Hub. Where it lies elsewhere, COTERIE_BASE says in the environment."""
+
+
+def make() -> nn.Module:
+    """Build it, with parameters that are still to be loaded."""
+    import os
+    from pathlib import Path
+
+    base = os.environ.get("COTERIE_BASE") or BASE
+    if Path(base).is_absolute() and not Path(base).is_dir():
+        raise OSError(f"its base is not in {{base}}: say where it lies with COTERIE_BASE=FOLDER")
+    return load_network(base, {rest})
+'''
+
 _OWN = '''CODE = Path(__file__).resolve().with_name({code!r})
 
 
@@ -109,8 +124,9 @@ def network_source(
     ``copies`` are the user's own source as it lies in the folder ``code``, nothing if there is none.
     """
     if isinstance(module, HuggingFaceModel) and form.maker is None:
-        loading = inspect.getsource(hugging_face_network)
-        return loading + "\n\n" + _MAKE.format(call=f"load_network({', '.join(_written(module.made_with))})")
+        given = dict(module.made_with)
+        made = _BASED.format(folder=given.pop("folder"), rest=", ".join(_written(given)))
+        return inspect.getsource(hugging_face_network) + "\n\n" + made
     if model.startswith(OBJECT):
         imports = {"from pathlib import Path", "import torch", "from torch import nn"}
         return _file(title, imports, [_GRAPH.format(file=GRAPH)])

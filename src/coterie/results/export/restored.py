@@ -86,7 +86,7 @@ class RestoredRun:
             "attack": None,
             "privacy": None,
             "device": "cpu",
-            "engine": "batched",
+            "engine": "loop" if self.config.engine == "loop" else "batched",  # some models only the one can run
             "keep": "auto",
             "keep_samples": "auto",
             "scratch": None,

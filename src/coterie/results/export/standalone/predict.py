@@ -136,9 +136,13 @@ class ModelToFeed:
             return torch.cat([torch.sigmoid(-outputs), torch.sigmoid(outputs)], 1)
         return torch.softmax(outputs, 1)
 
-    def scores(self, rows: Columns | Tensor) -> dict[str, list[Any]]:
-        """Predict for a table's texts by column, or for raw samples: columns of results, in the order of the rows."""
-        x = rows if isinstance(rows, Tensor) else self.features(rows)
+    def scores(self, rows: Any) -> dict[str, list[Any]]:
+        """Predict for a table by column, or for raw samples in an array: columns of results, in the order of the rows.
+
+        A table is a mapping, such as a data frame, of texts or of values that are written as texts; samples are a
+        tensor, a NumPy array, or lists of numbers.
+        """
+        x = self.features({name: texts_of(rows[name]) for name in rows}) if hasattr(rows, "keys") else as_samples(rows)
         if not len(x):
             raise UnfitInput(["there are no rows"])
         found = self.probabilities(x)
@@ -181,6 +185,23 @@ def make_network(folder: Path) -> nn.Module:
 
 
 # ------------------------------------------------------------------------------------------------ from texts to numbers
+
+
+def texts_of(values: Sequence[Any]) -> list[str]:
+    """Write a column's values as a CSV file has them; what is missing is an empty text."""
+    return [
+        value if isinstance(value, str) else "" if value is None or value != value else str(value) for value in values
+    ]
+
+
+def as_samples(given: Any) -> Tensor:
+    """Take samples as a tensor, from a NumPy array or lists too."""
+    if isinstance(given, Tensor):
+        return given
+    try:
+        return torch.from_numpy(np.ascontiguousarray(given))
+    except (TypeError, ValueError) as error:
+        raise UnfitInput([f"samples must be numbers in an array, or a table by column ({error})"]) from None
 
 
 def one_hot(texts: Sequence[str], gaps: Sequence[bool], categories: Sequence[str]) -> list[list[float]]:
@@ -259,7 +280,7 @@ def table_of(file: io.TextIOBase | Any) -> dict[str, list[str]]:
 def read_samples(path: str | Path) -> Tensor:
     """Read samples from a NumPy file: an array in ``.npy``, or the array ``x`` in ``.npz``."""
     found = np.load(path, allow_pickle=False)
-    return torch.from_numpy(np.ascontiguousarray(found["x"] if hasattr(found, "files") else found))
+    return as_samples(found["x"] if hasattr(found, "files") else found)
 
 
 def write_table(file: Any, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -267,6 +288,12 @@ def write_table(file: Any, columns: Mapping[str, Sequence[Any]]) -> None:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
+
+
+def told(unfit: UnfitInput) -> int:
+    """Say what is wrong; gives the exit code."""
+    print(*(f"error: {problem}" for problem in unfit.problems), sep="\n", file=sys.stderr)
+    return 1
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -278,12 +305,18 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     try:
         is_array = Path(given.rows).suffix in (".npy", ".npz")
-        scores = load(given.client).scores(read_samples(given.rows) if is_array else read_table(given.rows))
-    except UnfitInput as unfit:
-        print(*(f"error: {problem}" for problem in unfit.problems), sep="\n", file=sys.stderr)
-        return 1
+        rows = read_samples(given.rows) if is_array else read_table(given.rows)
     except OSError as error:
         print(f"error: {given.rows} cannot be read ({error.strerror or error})", file=sys.stderr)
+        return 1
+    except UnfitInput as unfit:
+        return told(unfit)
+    try:
+        scores = load(given.client).scores(rows)
+    except UnfitInput as unfit:
+        return told(unfit)
+    except OSError as error:
+        print(f"error: the model in {FOLDER} cannot be made ({error.strerror or error})", file=sys.stderr)
         return 1
     if given.out is None:
         write_table(sys.stdout, scores)
