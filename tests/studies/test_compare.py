@@ -25,7 +25,15 @@ from typer.testing import CliRunner
 from coterie import api
 from coterie.cli.app import app
 from coterie.config import ExperimentConfig
-from coterie.errors import AlgorithmError, ConfigError, CoterieError, CoterieWarning, Interrupted, RunFolderError
+from coterie.errors import (
+    AlgorithmError,
+    ConfigError,
+    CoterieError,
+    CoterieWarning,
+    Interrupted,
+    ModelError,
+    RunFolderError,
+)
 from coterie.results import Result, client_scores
 from coterie.results.figures import Line
 from coterie.results.report import tables as report_tables
@@ -535,6 +543,20 @@ def test_a_run_that_fails_before_anything_was_played_ends_all_at_once(tmp_path: 
     with pytest.raises(AlgorithmError, match="it is out of order"):
         compare(plan, tmp_path / "none", together=False, progress=False)
     assert not list((tmp_path / "none/runs").glob("*/summary.json"))
+
+
+def test_what_is_refused_before_any_run_has_a_folder_leaves_none_behind(tmp_path: Path) -> None:
+    plan = {**BOTH, "methods": ["fedavg"], "seeds": [1]}
+    refused = make_plan({**plan, "model": "import:nowhere:Net"})
+    with pytest.raises(ModelError, match="nowhere"):
+        compare(refused, tmp_path / "some", progress=False)
+    assert not (tmp_path / "some").exists()
+    compare(make_plan({**plan, "rounds": 1}), tmp_path / "some", progress=False)
+    (tmp_path / "mine.py").write_text(FAILING, encoding="utf-8")
+    failing = {"algorithm": f"{tmp_path / 'mine.py'}", "name": "mine", "settings": {"last": 0}}
+    with pytest.raises(ConfigError, match="out of order"):
+        compare(make_plan({**plan, "rounds": 1, "methods": ["fedavg", failing]}), tmp_path / "some", progress=False)
+    assert (tmp_path / "some/runs/fedavg-seed1/summary.json").exists(), "what was there before stays"
 
 
 def test_where_a_setting_diverges_the_table_says_which(tmp_path: Path) -> None:

@@ -235,6 +235,8 @@ def _remedy(module: nn.Module, samples: Samples, error: Exception) -> str:
     if words and isinstance(error, IndexError):
         most = int(_largest_word(samples).max())
         return f": the largest number of a word is {most}, so an nn.Embedding of words needs {most + 1} entries"
+    if "same dtype" in str(error):
+        return ": parameters are cast to the run's dtype, so a cast in forward has to follow them (x.to(weight.dtype))"
     if not words and "scalar types: Long, Int" in str(error):
         return ": it looks words up, but the data are no words; numbers of words are read with words=true"
     one_channel = samples.x.dim() == 4 and samples.x.shape[1] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from coterie.errors import CoterieWarning, RunFolderError
+from coterie.errors import CoterieError, CoterieWarning, Interrupted, RunFolderError
 from coterie.results.report.sources import STANDINGS
 from coterie.runs.storage import lock_folder
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
@@ -62,10 +63,13 @@ def locked(plan: Mapping[str, Any], folder: Path, may_grow: bool = False) -> Ite
     ------
     RunFolderError
         If the folder holds another plan, or something else, cannot be written, or is another process's at the moment.
+    CoterieError
+        What is raised while it is locked; a new folder in which no run has begun is removed then.
     """
     text = yaml_text(plan)
     plain = read_plain_text(text)
     _refuse_another(plain, folder, may_grow)
+    new = not folder.exists() or not any(folder.iterdir())
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +84,12 @@ def locked(plan: Mapping[str, Any], folder: Path, may_grow: bool = False) -> Ite
                 write_text(folder / _PLAN, text)
         except OSError as error:
             raise RunFolderError(f"{folder} cannot be written ({error.strerror or error})") from error
-        yield
+        try:
+            yield
+        except CoterieError as error:
+            if new and not begun(folder) and not isinstance(error, Interrupted):
+                shutil.rmtree(folder, ignore_errors=True)  # what was refused leaves nothing behind
+            raise
 
 
 def _kept(folder: Path) -> dict[str, Any]:
