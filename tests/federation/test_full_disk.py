@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,11 +27,13 @@ LIMIT, SPOILT = 2**30, 99  # bytes of a message, and the transport's number of c
 def full_disk(room: int) -> Iterator[None]:
     """Let no file of this process become larger than so many bytes; the system then fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # cut off, it would stay for other processes
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = writes
 
 
 def test_a_node_whose_disk_is_full_says_so_and_is_as_one_that_was_lost(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ RUNS = """
 import contextlib, io, resource, sys
 from coterie.cli import main
 (out, *rooms), hard = sys.argv[1:], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+sys.dont_write_bytecode = True  # cut off, it would be in the way of every process to come
 
 def command(*arguments):
     sys.argv[1:] = arguments

@@ -185,6 +185,7 @@ def test_as_many_processes_as_pay_are_started_where_nothing_is_asked_for(
 
     monkeypatch.setattr(runner, "play_groups", counting)
     monkeypatch.setattr(workers, "usable_cores", lambda: 8)
+    monkeypatch.setattr(workers, "free_memory", lambda: 2**40)
     plan = make_plan(BOTH)
     for place, (worth, jobs, count) in enumerate(((1, None, 4), (10**6, None, 1), (1, 1, 1), (10**6, 3, 3))):
         monkeypatch.setattr(workers, "_WORTH_A_START", worth)
