@@ -249,12 +249,19 @@ def test_tables_and_arrays_in_memory_are_taken_as_files_are(taken: Callable[[str
     load = runpy.run_path(str(home.folder / "predict.py"))["load"]
     wanted = load("süd").scores({name: list(text[name]) for name in text})
     assert load("süd").scores(frame) == wanted
-    run = coterie.run("local", data="digits", clients=2, rounds=1, model="linear", progress=False, out=tmp_path / "run")
+    assert load("süd").scores(frame.convert_dtypes()) == wanted  # whose gaps are pandas.NA
+    drawn = np.random.default_rng(3).integers(256, size=(40, 1, 8, 8)).astype(np.uint8)
+    np.savez(tmp_path / "images.npz", x=drawn, y=np.arange(40) % 3)
+    what: dict[str, Any] = {"data": f"npz:{tmp_path / 'images.npz'}", "clients": 2, "rounds": 1, "model": "linear"}
+    run = coterie.run("local", **what, progress=False, out=tmp_path / "run")
     model = runpy.run_path(str(export(run.path, tmp_path / "model", clients=1).folder / "predict.py"))["load"]()
     images = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
     wanted = model.scores(torch.from_numpy(images))
-    assert model.scores(images) == wanted and model.scores(images.astype(np.float32)) != wanted  # bytes are 0 to 255
+    assert model.scores(images) == wanted and model.scores(images.astype(np.float32)) != wanted
     assert model.scores((images / 255).tolist())["predicted"] == wanted["predicted"]
+    assert model.scores(images.tolist()) == model.scores(images.astype(">i4")) == wanted  # whole numbers are bytes
+    with pytest.raises(ValueError, match="samples are bytes, 0 to 255"):
+        model.scores(images.astype(int) + 200)
     for nothing, why in ((images[:0], "there are no rows"), ([["a"]], "samples must be numbers in an array")):
         with pytest.raises(ValueError, match=why):
             model.scores(nothing)

@@ -71,6 +71,24 @@ def test_what_a_file_draws_when_it_is_imported_changes_no_model(file: Any, tmp_p
     assert randomness.generator_states(torch.device("cpu")) == before
 
 
+def test_what_a_file_of_data_seeds_stays_seeded(file: Any, tmp_path: Path) -> None:
+    text = """
+import numpy, torch
+from coterie.data import Dataset
+
+numpy.random.seed(0)
+
+def data():
+    x = torch.from_numpy(numpy.random.randn(90, 6)).float()
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0)
+    return Dataset("drawn", x, y, 90, "multiclass", ("a", "b", "c"), (0.0,), (1.0,))
+"""
+    spec = file("coterie_seeded", text).replace("Net", "data")
+    first = losses("linear", tmp_path / "first", data=spec, partition="iid")
+    del sys.modules["coterie_seeded"]
+    assert losses("linear", tmp_path / "second", data=spec, partition="iid") == first
+
+
 def made(init: str, forward: str) -> type[nn.Module]:
     """A linear layer whose class has more lines in both."""
     names: dict[str, Any] = {"nn": nn, "torch": torch, "np": np}
@@ -96,6 +114,14 @@ HIDDEN = {
         "self.layer(x @ self.w)",
     ),
     "layers in a list": ("self.layers = [nn.Linear(6, 6)]", "self.layer(self.layers[0](x))"),
+    "what is hidden behind zeros": (
+        "self.w = torch.randn(6, 6); nn.init.zeros_(self.layer.weight); nn.init.zeros_(self.layer.bias)",
+        "self.layer(x @ self.w)",
+    ),
+    "what counts in training alone": (
+        "self.w = torch.randn(6, 6)",
+        "self.layer(x @ self.w if self.training else x)",
+    ),
     "NumPy's": ("self.w = float(np.random.normal())", "self.layer(x * self.w)"),
 }
 KEPT = {

@@ -39,7 +39,7 @@ from coterie.results.figures import Line
 from coterie.results.report import tables as report_tables
 from coterie.results.report.sources import read_runs
 from coterie.runs.experiment import Experiment
-from coterie.runs.storage.atomic_files import read_json
+from coterie.runs.storage.atomic_files import read_json, write_json
 from coterie.simulation.processes import OneProcess
 from coterie.simulation.simulation import Simulation
 from coterie.studies.comparison import (
@@ -552,12 +552,31 @@ def test_what_is_refused_before_any_run_has_a_folder_leaves_none_behind(tmp_path
     with pytest.raises(ModelError, match="nowhere"):
         compare(refused, tmp_path / "some", progress=False)
     assert not (tmp_path / "some").exists()
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ModelError, match="nowhere"):
+        compare(refused, tmp_path / "mine", progress=False)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [".lock"], "a folder that was there stays"
     compare(make_plan({**plan, "rounds": 1}), tmp_path / "some", progress=False)
     (tmp_path / "mine.py").write_text(FAILING, encoding="utf-8")
     failing = {"algorithm": f"{tmp_path / 'mine.py'}", "name": "mine", "settings": {"last": 0}}
     with pytest.raises(ConfigError, match="out of order"):
         compare(make_plan({**plan, "rounds": 1, "methods": ["fedavg", failing]}), tmp_path / "some", progress=False)
     assert (tmp_path / "some/runs/fedavg-seed1/summary.json").exists(), "what was there before stays"
+
+
+def test_what_was_said_of_runs_that_are_over_or_gone_is_forgotten(tmp_path: Path) -> None:
+    plan = {**BOTH, "methods": ["fedavg"], "seeds": [1], "rounds": 1}
+    compare(make_plan(plan), tmp_path / "some", progress=False)
+    # As where a process is killed between the end of a run that had failed before, and what crosses it out.
+    write_json(tmp_path / "some/failed.json", {"fedavg-seed1": "it is out of order"})
+    with pytest.raises(RunFolderError, match="another plan"):
+        compare(make_plan({**plan, "lr": 0.3}), tmp_path / "some", progress=False)
+    compare(make_plan(plan), tmp_path / "some", progress=False)
+    assert read_json(tmp_path / "some/failed.json") == {}
+    far = make_plan({**plan, "lr": 1e30})
+    assert not compare(far, tmp_path / "far", progress=False).rows[0].scores
+    shutil.rmtree(tmp_path / "far/runs")
+    assert compare(make_plan({**plan, "lr": 0.1}), tmp_path / "far", progress=False).rows[0].scores
 
 
 def test_where_a_setting_diverges_the_table_says_which(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from coterie import randomness
 from coterie.errors import ModelError
+from coterie.memory import free_memory
 from coterie.models.own_buffers import probe_inputs
 from coterie.models.problem import logits_alone
 
@@ -38,16 +39,20 @@ def refuse_hidden_numbers(
     ModelError
         If what was made again gives other outputs, with the same parameters and buffers.
     """
+    size = sum(value.numel() * value.element_size() for value in (*module.parameters(), *module.buffers()))
+    if 2 * size > free_memory():
+        return  # another one, and a copy of what is trained, would be too much
     other = again()
     dtype = next((value.dtype for value in module.parameters() if value.is_floating_point()), torch.float32)
     samples = probe_inputs(module, shape, words, dtype)
     frozen = {id(value): value for value in module.parameters() if not value.requires_grad}
     try:
         other.load_state_dict(module.state_dict())
-        passes = [_outputs(each, samples) for each in (copy.deepcopy(module, frozen), other)]
+        both = [copy.deepcopy(module, frozen), other]
+        passes = [[_outputs(each.train(training), samples) for each in both] for training in (True, False)]
     except Exception:
-        return  # what is wrong with it is found, and said, where real samples pass through it
-    if all(isinstance(each, Tensor) for each in passes) and not _same(*passes):
+        return  # what is wrong with it is found, and said, where real samples pass through it or it is exported
+    if any(isinstance(one, Tensor) and isinstance(two, Tensor) and not _same(one, two) for one, two in passes):
         raise ModelError(
             "with the same parameters and buffers it is another model when it is made again, as it is to go on with a "
             "run and in an export: keep what is drawn for it by register_buffer (persistent), layers of a list in an "
@@ -56,8 +61,12 @@ def refuse_hidden_numbers(
 
 
 def _outputs(module: nn.Module, samples: Tensor) -> Tensor:
+    """Run a module with its parameters a little moved: a layer of zeros would hide what is before it."""
     with randomness.torch_stream(0, "pass"), torch.no_grad():  # what is drawn in forward is spoken of elsewhere
-        outputs: Tensor = logits_alone(module, (), module.eval()(samples.clone()))
+        for value in module.parameters():
+            if value.requires_grad:
+                value.add_(0.1 * torch.randn_like(value))
+        outputs: Tensor = logits_alone(module, (), module(samples.clone()))
     return outputs
 
 

@@ -53,7 +53,7 @@ def load(
         raise ConfigError(f"{shown} must read {IMPORT}{form}")
     module, name = parts.groups()
     try:
-        with _own_numbers(module):
+        with _own_numbers(module) if field == "model" else contextlib.nullcontext():
             found = importlib.import_module(module)
     except CoterieError:
         raise
@@ -69,7 +69,10 @@ def load(
 
 @contextlib.contextmanager
 def _own_numbers(module: str) -> Iterator[None]:
-    """Let a module that is imported draw the same random numbers whenever that is, and take none from whoever asks."""
+    """Let a model's file draw the same random numbers whenever it is imported, and none of those that are its model's.
+
+    Files of data and of all else are imported as Python does it: what they seed stays seeded.
+    """
     if module in sys.modules:
         yield
         return
@@ -111,8 +114,7 @@ def load_file(field: str, path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     try:
-        with _own_numbers(name):
-            return importlib.import_module(name) if is_copy else _execute(name, place, content)
+        return importlib.import_module(name) if is_copy else _execute(name, place, content)
     except CoterieError:
         raise
     except Exception as failure:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,8 @@ from coterie.errors import CoterieError, CoterieWarning, Interrupted, RunFolderE
 from coterie.results.report.sources import STANDINGS
 from coterie.runs.storage import lock_folder
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
+from coterie.runs.storage.lock import LOCK_FILE
+from coterie.runs.storage.run_files import SUMMARY
 from coterie.yaml_file import read_plain_text, read_yaml, yaml_text
 
 RUNS = "runs"
@@ -69,13 +70,15 @@ def locked(plan: Mapping[str, Any], folder: Path, may_grow: bool = False) -> Ite
     text = yaml_text(plan)
     plain = read_plain_text(text)
     _refuse_another(plain, folder, may_grow)
-    new = not folder.exists() or not any(folder.iterdir())
+    new, made = not (folder / _PLAN).exists(), not folder.exists()
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             held.callback(os.close, lock_folder(folder))
             _refuse_another(plain, folder, may_grow)  # another process may have begun between the look and the lock
             if not (folder / _PLAN).exists() or not begun(folder):
+                for said in (DIVERGED, FAILED):
+                    (folder / said).unlink(missing_ok=True)
                 write_text(folder / _PLAN, text)
             elif may_grow and _difference(old := _kept(folder), plain):
                 gone = _over(folder) - plain["runs"].keys()
@@ -88,8 +91,19 @@ def locked(plan: Mapping[str, Any], folder: Path, may_grow: bool = False) -> Ite
             yield
         except CoterieError as error:
             if new and not begun(folder) and not isinstance(error, Interrupted):
-                shutil.rmtree(folder, ignore_errors=True)  # what was refused leaves nothing behind
+                _leave_nothing(folder, made)
             raise
+
+
+def _leave_nothing(folder: Path, made: bool) -> None:
+    """Remove what was written for a plan of which every run was refused, and the folder if it was made for it."""
+    for name in (_PLAN, DIVERGED, FAILED, *([LOCK_FILE] if made else [])):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # somebody else has put something there
+        if (folder / RUNS).exists():
+            (folder / RUNS).rmdir()
+        if made:
+            folder.rmdir()
 
 
 def _kept(folder: Path) -> dict[str, Any]:
@@ -138,13 +152,16 @@ def _refuse_another(plain: Mapping[str, Any], folder: Path, may_grow: bool) -> N
 
 def _goes_on(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Say whether all that was played is in a new plan as it was, but for what diverged or failed."""
+    if old.get("budget") != new.get("budget"):
+        return False
     played = {path.parent.name for path in (folder / RUNS).glob("*/config.yaml")} - _over(folder)
     return played <= new["runs"].keys() and not played & set(_changed(old, new))
 
 
 def _over(folder: Path) -> set[str]:
-    """Name the runs that diverged or failed."""
-    return {*sentences(folder / DIVERGED), *sentences(folder / FAILED)}
+    """Name the runs that diverged or failed; one that has come to its end since has not."""
+    failed = {name for name in sentences(folder / FAILED) if not (folder / RUNS / name / SUMMARY).exists()}
+    return {*sentences(folder / DIVERGED), *failed}
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -209,6 +209,9 @@ def run_all(
     for run in plan.runs:
         if run.name not in waiting:
             progress.found_finished(run)
+    if ended := broken.keys() - waiting:  # they came to their ends, but were not crossed out
+        broken = {name: said for name, said in broken.items() if name not in ended}
+        write_json(folder / FAILED, broken)
     done, failed, played = len(plan.runs) - len(left), dict[str, CoterieError](), False
 
     def round_ended(run: PlannedRun, number: int, mean: float | None) -> None:

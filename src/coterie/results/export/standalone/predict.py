@@ -113,6 +113,10 @@ class ModelToFeed:
             raise UnfitInput([f"a sample has the shape {tuple(x.shape[1:])}, but must have {shape}"])
         if self.about["type"] == "int64":
             return x.to(torch.int64)
+        if self.about["type"] == "uint8" and x.dtype != torch.uint8 and not x.is_floating_point():
+            if bool(((x < 0) | (x > 255)).any()):
+                raise UnfitInput(["samples are bytes, 0 to 255, or floating-point numbers from 0 to 1"])
+            x = x.to(torch.uint8)
         over_axes = (-1, *(1,) * (x.dim() - 2))
         mean, std = (torch.tensor(self.scaling[name], dtype=self.dtype).view(over_axes) for name in ("mean", "std"))
         if self.scaling["fill"]:
@@ -189,9 +193,15 @@ def make_network(folder: Path) -> nn.Module:
 
 def texts_of(values: Sequence[Any]) -> list[str]:
     """Write a column's values as a CSV file has them; what is missing is an empty text."""
-    return [
-        value if isinstance(value, str) else "" if value is None or value != value else str(value) for value in values
-    ]
+    return [value if isinstance(value, str) else "" if is_missing(value) else str(value) for value in values]
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value stands for one that is not there: it equals nothing, or cannot say whether it does."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:
+        return True
 
 
 def as_samples(given: Any) -> Tensor:
@@ -199,7 +209,8 @@ def as_samples(given: Any) -> Tensor:
     if isinstance(given, Tensor):
         return given
     try:
-        return torch.from_numpy(np.ascontiguousarray(given))
+        array = np.array(given, order="C")  # its own: what is given may be read-only
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
     except (TypeError, ValueError) as error:
         raise UnfitInput([f"samples must be numbers in an array, or a table by column ({error})"]) from None
 
