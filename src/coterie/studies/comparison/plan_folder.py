@@ -96,7 +96,12 @@ def locked(plan: Mapping[str, Any], folder: Path, may_grow: bool = False) -> Ite
 
 
 def _leave_nothing(folder: Path, made: bool) -> None:
-    """Remove what was written for a plan of which every run was refused, and the folder if it was made for it."""
+    """Remove what was written for a plan of which every run was refused, and the folder if it was made for it.
+
+    Where there is more, as of a choice, all of it stays, and the plan may be mended.
+    """
+    if {each.name for each in folder.iterdir()} - {_PLAN, DIVERGED, FAILED, RUNS, LOCK_FILE}:
+        return
     for name in (_PLAN, DIVERGED, FAILED, *([LOCK_FILE] if made else [])):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # somebody else has put something there
