@@ -118,9 +118,9 @@ def _run(module: nn.Module, sample: Tensor) -> None:
     use_running_statistics(trial)
     dropouts = _without_dropout(trial)
     find_own_buffers(trial, sample.clone())
-    given = sample.clone()
+    given, calls = sample.clone(), FunctionCalls(None)
     # In TF32, batches of two sizes differ by more than sums in another order.
-    with randomness.generators_kept(sample.device), torch.no_grad(), FunctionCalls(None), tf32(False), _unsaid():
+    with randomness.generators_kept(sample.device), torch.no_grad(), calls, tf32(False), _unsaid():
         for training in (True, False) if own_buffers(trial) else (False,):
             set_mode(trial, training)
             first = _twice(trial, given, training)
@@ -129,7 +129,8 @@ def _run(module: nn.Module, sample: Tensor) -> None:
         _refuse_unsteady_dropout(trial, given, dropouts)
         _refuse_scattered_samples(trial, given)
         _refuse_other_gradients(trial, given)
-        refuse_dropout_in_evaluation(trial, given)
+        if calls.drew:
+            refuse_dropout_in_evaluation(trial, given)
 
 
 @contextlib.contextmanager

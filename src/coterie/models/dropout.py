@@ -231,10 +231,6 @@ class FunctionCalls(TorchFunctionMode):
 def refuse_dropout_in_evaluation(trial: nn.Module, given: Tensor) -> None:
     """See that functional dropout is told whether the model trains: we leave it out in evaluation, PyTorch does not."""
     with FunctionCalls(None) as calls:
-        trial(given)
-    if not calls.drew:
-        return
-    with FunctionCalls(None) as calls:
         trial.eval()(given)
     if calls.drew:
         raise ModelError(

@@ -65,7 +65,7 @@ def locked(plan: Mapping[str, Any], folder: Path, may_grow: bool = False) -> Ite
     RunFolderError
         If the folder holds another plan, or something else, cannot be written, or is another process's at the moment.
     CoterieError
-        What is raised while it is locked; a new folder in which no run has begun is removed then.
+        What is raised while it is locked. A new plan of which no run has begun is removed then, and its new folder.
     """
     text = yaml_text(plan)
     plain = read_plain_text(text)

@@ -301,12 +301,6 @@ def write_table(file: Any, columns: Mapping[str, Sequence[Any]]) -> None:
     writer.writerows(zip(*columns.values(), strict=True))
 
 
-def told(unfit: UnfitInput) -> int:
-    """Say what is wrong; gives the exit code."""
-    print(*(f"error: {problem}" for problem in unfit.problems), sep="\n", file=sys.stderr)
-    return 1
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Predict for a file; gives the exit code."""
     parser = argparse.ArgumentParser(description="Predict for new rows with the model in this folder.")
@@ -314,20 +308,17 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--client", help="whose model, if there are several")
     parser.add_argument("--out", help="the CSV file for the scores; they are printed if there is none")
     given = parser.parse_args(words)
+    failed = f"{given.rows} cannot be read"
     try:
         is_array = Path(given.rows).suffix in (".npy", ".npz")
         rows = read_samples(given.rows) if is_array else read_table(given.rows)
-    except OSError as error:
-        print(f"error: {given.rows} cannot be read ({error.strerror or error})", file=sys.stderr)
-        return 1
-    except UnfitInput as unfit:
-        return told(unfit)
-    try:
+        failed = f"the model in {FOLDER} cannot be made"
         scores = load(given.client).scores(rows)
     except UnfitInput as unfit:
-        return told(unfit)
+        print(*(f"error: {problem}" for problem in unfit.problems), sep="\n", file=sys.stderr)
+        return 1
     except OSError as error:
-        print(f"error: the model in {FOLDER} cannot be made ({error.strerror or error})", file=sys.stderr)
+        print(f"error: {failed} ({error.strerror or error})", file=sys.stderr)
         return 1
     if given.out is None:
         write_table(sys.stdout, scores)
