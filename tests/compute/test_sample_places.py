@@ -14,7 +14,9 @@ from coterie import memory, randomness
 from coterie.compute import samples as samples_module
 from coterie.compute.samples import Samples
 from coterie.config import from_mapping
+from coterie.data.dataset import Dataset
 from coterie.data.mapped import is_mapped
+from coterie.data.partitions import Ragged, Shares
 from coterie.errors import RunFolderError
 from coterie.runs import launch
 from coterie.runs.builder import assemble
@@ -50,6 +52,27 @@ def test_a_device_without_room_gets_its_samples_from_the_host(
         )
     values = [torch.from_numpy(run.metrics["value"].to_numpy().copy()) for run in runs]
     torch.testing.assert_close(*values, rtol=1e-5, atol=1e-6)
+
+
+def test_grey_images_shown_as_colours_stay_one_channel_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = randomness.stream(0, "grey")
+    grey = torch.from_numpy(draw.integers(0, 256, (12, 1, 4, 4), dtype=np.uint8)).expand(-1, 3, -1, -1)
+    dataset = Dataset("grey", grey, torch.arange(12) % 2, 12, "multiclass", classes=("a", "b"), mean=(0.3,), std=(0.3,))
+    monkeypatch.setattr(samples_module, "_FLOAT_LIMIT", 0)
+    held = Ragged.of([torch.arange(0, 6), torch.arange(6, 12)])
+    samples = Samples.of(dataset, Shares(held, held, held, None, False, None, "iid"), seed=1, device=DEVICE)
+    index, clients = torch.tensor([[3, 1], [7, 7]], device=DEVICE), torch.arange(2, device=DEVICE)
+    gathered = {}
+    for alike in (False, True):
+        monkeypatch.setattr(Samples, "channels_alike", alike)
+        gathered[alike], _ = samples.gather(index, clients)
+    # On a CPU nobody asks for it; a GPU, whose kernels read channels that are one in memory once, keeps them so.
+    assert samples.x.stride(1) == 0 and gathered[True].stride(2) == 0 and gathered[False].stride(2) > 0
+    assert torch.equal(gathered[True], gathered[False]) and gathered[True].shape == (2, 2, 3, 4, 4)
+    monkeypatch.undo()
+    assert samples.channels_alike == (DEVICE.type == "cuda")
+    moved = samples_module._moved(grey, torch.device("meta"))
+    assert moved.shape == grey.shape and moved.stride(1) == 0
 
 
 class Words(torch.nn.Module):

@@ -25,6 +25,7 @@ from coterie.compute.nets.stacked import StackedNet
 from coterie.kernels.dropout import DropoutRule, drop
 from coterie.kernels.half_precision import add_centre, split_centred
 from coterie.kernels.pooling import pool
+from coterie.kernels.steps import descend_
 from coterie.models.problem import Problem
 
 MODELS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -78,7 +79,7 @@ def play(model: str, shape: tuple[int, ...], samples: int) -> None:
 
 
 def play_others() -> None:
-    """Do what the models' steps do not: draw keys, drop, pool what was not convolved, split rows in half precision."""
+    """Do what the models' steps do not: draw keys, drop, pool what was not convolved, split rows, step."""
     key = randomness.fold_in(randomness.keys(1, "compiling", 1, torch.arange(ROWS)), 3)
     constants = (randomness.GOLDEN, randomness.MIX_1, randomness.MIX_2)
     drop(torch.zeros(ROWS, 7, 11), key, key, DropoutRule(-(2**14), 1 / 0.75, constants))
@@ -87,6 +88,10 @@ def play_others() -> None:
     for parts in (2, 3):
         split_centred(rows, rows[0], ones, torch.empty(parts, *rows.shape, dtype=torch.float16))
     add_centre(rows, ones, ones, rows[0], torch.empty_like(rows))
+    rate, column = torch.ones(9, 1), torch.ones(9, 1, dtype=torch.float64)
+    descend_(rows, rows, rate, decay=0.1)
+    for number in (0.5, column):
+        descend_(rows, rows, rate, pull=number, centre=rows, decay=number, momentum=number, velocity=rows)
 
 
 def main(capability: int) -> None:

@@ -22,6 +22,7 @@ from coterie.kernels.convolution import ConvolutionGeometry, Pooling, convolve
 from coterie.kernels.dropout import DropoutRule, drop
 from coterie.kernels.half_precision import add_centre, split_centred
 from coterie.kernels.pooling import pool
+from coterie.kernels.steps import descend_
 from coterie.models.dropout import StreamDropout
 from coterie.models.problem import Problem
 from coterie.rows import matrix_units
@@ -115,9 +116,67 @@ def test_a_convolution_that_pools_its_results(case: str, cut: bool, first: bool)
     assert apart(out, wanted) < FLOAT32
     assert out.is_contiguous(memory_format=torch.contiguous_format if first else torch.channels_last)
     gradient = numbers(*wanted.shape, seed=4)
-    got = torch.autograd.grad(out, ours, gradient)
-    for mine, theirs in zip(got, torch.autograd.grad(wanted, wide, gradient.double()), strict=True):
+    got, exact = torch.autograd.grad(out, ours, gradient), torch.autograd.grad(wanted, wide, gradient.double())
+    for mine, theirs in zip(got, exact, strict=True):
         assert apart(mine, theirs) < FLOAT32
+    # A first layer's filters take theirs from the pooled gradient, which is never written out.
+    out = convolve(x, *ours[1:], geometry, cut, "ieee", Pooling(window, first))
+    for mine, theirs in zip(torch.autograd.grad(out, ours[1:], gradient), exact[1:], strict=True):
+        assert apart(mine, theirs) < FLOAT32
+
+
+@pytest.mark.parametrize("pooling", [None, Pooling((2, 2), False)])
+def test_channels_that_are_one_in_memory_are_convolved_once(
+    pooling: Pooling | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, batch, features, side = 2, 3, 8, 9
+    seen: list[int] = []
+    convolution = products.images_with_filters
+
+    def watched(image: Tensor, *args: Any, **more: Any) -> Any:
+        seen.append(image.shape[1])
+        return convolution(image, *args, **more)
+
+    monkeypatch.setattr("coterie.kernels.convolution.images_with_filters", watched)
+    grey = numbers(rows * batch, 1, side, side).expand(-1, 3, -1, -1)
+    w, b = numbers(rows, features, 3, 3, 3, seed=2), numbers(rows, features, seed=3)
+    ours, geometry = (
+        [w.clone().requires_grad_(), b.clone().requires_grad_()],
+        ConvolutionGeometry((3, 3), *((1, 1),) * 3),
+    )
+    out = convolve(grey, *ours, geometry, True, "ieee", pooling)
+    wide = [w.double().requires_grad_(), b.double().requires_grad_()]
+    x = grey.double().unflatten(0, (rows, batch))
+    wanted = torch.cat([F.conv2d(x[r], wide[0][r], wide[1][r], padding=1) for r in range(rows)]).relu()
+    wanted = wanted if pooling is None else F.max_pool2d(wanted, pooling.window)
+    assert apart(out, wanted) < FLOAT32
+    gradient = numbers(*wanted.shape, seed=4)
+    got, exact = torch.autograd.grad(out, ours, gradient), torch.autograd.grad(wanted, wide, gradient.double())
+    for mine, theirs in zip(got, exact, strict=True):
+        assert apart(mine, theirs) < FLOAT32
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("terms", [(), ("pull",), ("decay",), ("momentum",), ("pull", "decay", "momentum")])
+def test_a_step_with_all_that_may_belong_to_it(terms: tuple[str, ...], columns: bool) -> None:
+    rows, count = 3, 4100  # a little more than two programs have
+    whole, centre = numbers(rows, count + 60), numbers(1, count, seed=2).expand(rows, -1)
+    params, beside = whole[:, :count], whole[:, count:].clone()
+    gradient, rate = numbers(rows, count, seed=3), numbers(rows, 1, seed=4)
+    velocity = numbers(rows, count, seed=5) if "momentum" in terms else None
+    given: dict[str, Any] = dict.fromkeys(terms, 0.3)
+    if columns:
+        given = {name: torch.linspace(0.1, 0.9, rows, dtype=torch.float64).unsqueeze(1) for name in terms}
+    w, step = params.double(), gradient.double()
+    step = step + given.get("pull", 0.0) * (w - centre.double()) + given.get("decay", 0.0) * w
+    if velocity is not None:
+        step = step + given["momentum"] * velocity.double()
+    descend_(params, gradient, rate, centre=centre if "pull" in terms else None, velocity=velocity, **given)
+    assert apart(params, w - rate.double() * step) < FLOAT32
+    if velocity is not None:
+        assert apart(velocity, step) < FLOAT32
+    assert torch.equal(whole[:, count:], beside)
 
 
 @pytest.mark.parametrize("turned", [False, True])

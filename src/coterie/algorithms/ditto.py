@@ -45,7 +45,6 @@ from coterie.algorithms.base import (
 )
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local_training import ANEW, Optimiser, ProximalTraining, refuse_unstable
-from coterie.algorithms.row_numbers import add_times
 from coterie.rows import Rows
 
 
@@ -66,7 +65,7 @@ class DittoTraining(ProximalTraining):
     """
 
     per_row: ClassVar[tuple[str, ...]] = ("prox", "lam")
-    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply")
+    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply", "data.epochs", "personal_data.epochs")
 
     personal_optimiser: Optimiser
     personal_data: Minibatches
@@ -78,13 +77,13 @@ class DittoTraining(ProximalTraining):
         if ANEW in message:
             v = torch.where(message[ANEW] > 0, message["w"], v)
         rows = self.personal_optimiser.init(context, v, "personal ")
-        return super().start(context, state, message) | {"v": v, "received": message["w"], **rows}
+        ours = v.clone(memory_format=torch.contiguous_format)  # steps are taken in place
+        return super().start(context, state, message) | {"v": ours, "received": message["w"], **rows}
 
     def personal_step(self, work: Rows, batch: Batch) -> Rows:
         """Take one step of ``v``."""
-        v = work["v"]
-        gradient = add_times(batch.measuring("v").grad(v), v - work["received"], self.lam)
-        return work | self.personal_optimiser.update(work, "v", gradient, "personal ")
+        gradient = batch.measuring("v").grad(work["v"])
+        return work | self.personal_optimiser.step_(work, "v", gradient, self.lam, "received", "personal ")
 
     def folds(self) -> tuple[Fold, ...]:
         """Make a pass for each of the two models."""

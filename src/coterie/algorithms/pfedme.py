@@ -29,6 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -46,7 +47,7 @@ from coterie.algorithms.base import (
     Task,
 )
 from coterie.algorithms.local_training import GlobalTraining, Optimiser, refuse_unstable
-from coterie.algorithms.row_numbers import add_times, fitting
+from coterie.algorithms.row_numbers import fitting
 from coterie.rows import Rows
 
 
@@ -73,7 +74,7 @@ class EnvelopeTraining(Task):
     """
 
     per_row: ClassVar[tuple[str, ...]] = ("lam", "eta")
-    outside_steps: ClassVar[tuple[str, ...]] = ("from_own",)
+    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "data.epochs")
 
     optimiser: Optimiser
     data: Minibatches
@@ -84,16 +85,14 @@ class EnvelopeTraining(Task):
 
     def start(self, context: ClientContext, state: Rows, message: Rows) -> Rows:
         """Start at the global model, and ``θ`` at the client's own or there too."""
-        theta = state["theta"] if self.from_own else message["w"]
+        theta = (state["theta"] if self.from_own else message["w"]).clone(memory_format=torch.contiguous_format)
         return {"w": message["w"], "theta": theta, **self.optimiser.init(context, theta)}
 
     def step(self, work: Rows, batch: Batch) -> Rows:
         """Take one local round on its minibatch."""
-        w = work["w"]
         for _ in range(self.data.repeats):
-            theta = work["theta"]
-            gradient = add_times(batch.grad(theta), theta - w, self.lam)
-            work = work | self.optimiser.update(work, "theta", gradient)
+            gradient = batch.grad(work["theta"])
+            work = work | self.optimiser.step_(work, "theta", gradient, self.lam, "w")
         return work if self.once else work | {"w": self.moved(work)}
 
     def moved(self, work: Rows) -> Tensor:

@@ -108,7 +108,7 @@ class Samples:
         statistics_of = None
 
         def inputs() -> Tensor:
-            x = dataset.x.to(place)
+            x = _moved(dataset.x, place)
             if keep in ("device", "host") and is_mapped(x):
                 x = x.clone()
             if dataset.fill and not own:
@@ -163,6 +163,15 @@ class Samples:
         return self.x.device == self.y.device
 
     @property
+    def channels_alike(self) -> bool:
+        """Whether all channels of images are one in a GPU's memory, as those of grey images that are shown as colours.
+
+        They stay so when they are gathered; a CPU, which lays images out anew, would have to make them three.
+        """
+        x = self.x
+        return x.is_cuda and x.dtype == torch.uint8 and self.scale.numel() == 1 and _is_one_channel(x)
+
+    @property
     def clients(self) -> int:
         """How many clients."""
         return len(self.splits["train"])
@@ -182,8 +191,9 @@ class Samples:
         self, index: Tensor, clients: Tensor, key: Tensor | None = None, into: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return samples by number."""
-        flat = index.reshape(-1)
-        x = torch.index_select(self.x, 0, flat.to(self.x.device), out=None if into is None else into[: len(flat)])
+        flat, alike = index.reshape(-1), self.channels_alike
+        source, room = (self.x[:, :1], None) if alike else (self.x, into)
+        x = torch.index_select(source, 0, flat.to(self.x.device), out=None if room is None else room[: len(flat)])
         if self.pages is not None:
             self.pages.add(x.numel() * x.element_size())
         # As bytes to the device, and numbers there: bit for bit what numbers from the beginning would be.
@@ -192,11 +202,21 @@ class Samples:
             whose = None if self.statistics_of is None else self.statistics_of.index_select(0, flat)
             scale, shift = (each if whose is None else each[whose] for each in (self.scale, self.shift))
             x = x.to(self.dtype).mul_(scale).add_(shift)
+        x = x.expand(-1, *self.x.shape[1:]) if alike else x
         x = x.view(*index.shape, *x.shape[1:])
         if self.noise is not None and key is not None:
             drawn = randomness.normal(key, math.prod(x.shape[1:]), self.dtype).view(x.shape)
             x = x + drawn * self.noise[clients].view(-1, *(1,) * (x.dim() - 1))
         return x, self.y.index_select(0, flat).view(index.shape)
+
+
+def _is_one_channel(x: Tensor) -> bool:
+    return x.dim() == 4 and x.shape[1] > 1 and x.stride(1) == 0
+
+
+def _moved(x: Tensor, place: torch.device) -> Tensor:
+    """Move inputs; channels that are one in memory stay so."""
+    return x[:, :1].to(place).expand_as(x) if _is_one_channel(x) else x.to(place)
 
 
 def _to(ragged: Ragged, device: torch.device | str) -> Ragged:

@@ -19,7 +19,9 @@ from coterie.kernels._convolution_products import (
     Pooling,
     arranged,
     filters_gradient,
+    from_pooled,
     images_with_filters,
+    pooled_filters_gradient,
 )
 from coterie.kernels.pooling import unpooled
 
@@ -99,6 +101,18 @@ class PooledConvolution(torch.autograd.Function):
         if gradient is None:
             return (None,) * 7
         image, weight, where = ctx.saved_tensors
+        if not ctx.needs_input_grad[0] and ctx.needs_input_grad[1] and from_pooled(ctx.shape, image.shape[1]):
+            of_weight, of_bias = pooled_filters_gradient(
+                image,
+                gradient,
+                where,
+                len(weight),
+                ctx.shape,
+                ctx.pooling,
+                bias=ctx.shifted,
+                precision=ctx.precision,
+            )
+            return None, of_weight, of_bias, None, None, None, None
         # Written out first: to look each number's place up while it is fetched for a product took five times as long.
         gradient = unpooled(gradient, where, ctx.pooling.window, _result_size(image, ctx.shape))
         return *_gradients(ctx, image, weight, gradient), None, None, None, None
@@ -150,6 +164,9 @@ def convolve(
 
     The stride must be 1. The result has channels last in memory, and can be differentiated once.
     """
+    if image.shape[1] > 1 and image.stride(1) == 0 and not image.requires_grad:
+        # Channels that are one in memory: convolved once, with the sum of their filters.
+        image, weight = image[:, :1], weight.sum(2, keepdim=True)
     if pooling is None:
         plain: Any = RowConvolution.apply
         out: Tensor = plain(image, weight, bias, shape, relu, precision)
