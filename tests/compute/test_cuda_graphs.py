@@ -12,9 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from coterie.compute import cuda_graphs
+from coterie.compute.cuda_graphs import padded_rows
 from coterie.errors import CoterieWarning
 from coterie.randomness import torch_stream
 from tests.support import DEVICE, classification, play, simulate
+
+
+class Recording:
+    """In the place of a CUDA graph."""
 
 
 @pytest.fixture
@@ -35,14 +40,14 @@ def collecting(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_no_garbage_is_collected_while_a_step_is_recorded(collecting: list[bool]) -> None:
-    with cuda_graphs._recorded_as(object()):  # type: ignore[arg-type]
+    with cuda_graphs._recorded_as(object(), None):  # type: ignore[arg-type]
         assert not gc.isenabled()
     assert collecting == [False, False]
     assert gc.isenabled()
 
 
 def test_it_is_collected_again_after_a_recording_that_failed(collecting: list[bool]) -> None:
-    with pytest.raises(ValueError, match="broken"), cuda_graphs._recorded_as(object()):  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="broken"), cuda_graphs._recorded_as(object(), None):  # type: ignore[arg-type]
         raise ValueError("broken")
     assert collecting == [False, False]
     assert gc.isenabled()
@@ -51,7 +56,7 @@ def test_it_is_collected_again_after_a_recording_that_failed(collecting: list[bo
 def test_who_does_not_collect_garbage_still_does_not_afterwards(collecting: list[bool]) -> None:
     gc.disable()
     try:
-        with cuda_graphs._recorded_as(object()):  # type: ignore[arg-type]
+        with cuda_graphs._recorded_as(object(), None):  # type: ignore[arg-type]
             pass
         assert not gc.isenabled()
     finally:
@@ -62,7 +67,8 @@ def test_who_does_not_collect_garbage_still_does_not_afterwards(collecting: list
 def test_a_step_that_cannot_be_recorded_is_called_as_it_is(
     collecting: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     taken = []
 
     def step() -> None:
@@ -80,7 +86,8 @@ def test_a_step_that_cannot_be_recorded_is_called_as_it_is(
 def test_too_little_memory_for_a_recording_is_said_as_such(
     collecting: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
 
     def step() -> None:
         raise torch.OutOfMemoryError("no room")
@@ -127,3 +134,41 @@ def test_a_model_that_brings_numbers_to_the_device_trains_all_the_same(
         rows[engine] = simulation.clients.rows
     for name, value in rows["loop"].items():
         assert (value - rows["batched"][name]).abs().max() < 1e-10
+
+
+def test_recordings_share_memory_as_long_as_one_of_them_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    memory = cuda_graphs._SharedMemory()
+    first, second = Recording(), Recording()
+    name = memory.name
+    memory.used_by(first)
+    assert memory.name is name
+    memory.used_by(second)
+    del first
+    assert memory.name is name
+    del second  # PyTorch has given the memory back, and knows it by this name no longer
+    assert memory.name is not name
+
+
+def test_what_is_recorded_is_told_which_memory_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    @contextlib.contextmanager
+    def graph(*_: Any, pool: Any, **__: Any) -> Iterator[None]:
+        told.append(pool)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    memory = cuda_graphs._SharedMemory()
+    kept = [cuda_graphs._capture(list, memory)[0] for _ in range(2)]
+    cuda_graphs._capture(list)
+    assert told[0] is told[1] and told[0] is not None and told[2] is None and len(kept) == 2
+
+
+def test_rows_are_padded_by_a_fifth_at_most_where_they_are_many() -> None:
+    assert [padded_rows(rows, 1000) for rows in (1, 2, 3, 5, 9, 17, 33, 50, 129)] == [1, 2, 4, 8, 16, 32, 40, 56, 160]
+    assert padded_rows(70, 75) == 75
+    for rows in range(33, 600):
+        assert rows <= padded_rows(rows, 600) <= min(600, 1.25 * rows)
