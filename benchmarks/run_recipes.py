@@ -13,6 +13,7 @@ GPU with gain. ``JOBS.yaml`` lists what is to be run::
         methods: [FLAME, Ditto]         # of these methods only
         priority: 2                     # smaller is earlier; 5 by default
         needs: data/there               # it waits until this file is there
+        together: images                # all of this name are one process, whose runs play together across recipes
       - recipe: flame-figure9
         over: {eval_every: 10}          # values over the plan's own, as of rounds, seeds or device
         quick: true                     # the recipe's quick version
@@ -62,13 +63,18 @@ from coterie.memory import GPU_SHARE, gpu_share, keep_freed_memory
 from coterie.results import Result
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
 from coterie.studies import recipes
+from coterie.studies.comparison.plan import PlannedRun
+from coterie.studies.comparison.plan_folder import DIVERGED, locked, sentences
+from coterie.studies.comparison.runner import is_finished, play_run
+from coterie.studies.comparison.together import joined, run_together
 from coterie.studies.recipes.registry import BOOK
 from coterie.studies.recipes.run_numbers import numbers_of_runs
 from coterie.studies.recipes.runner import chosen_parts
 
 HOST = 0.01  # seconds of a process's time that a run's round takes, about
 STARTING = 10.0  # and a process until its first round
-ENTRY = {"recipe", "parts", "methods", "split", "over", "quick", "priority", "seconds", "needs", "device", "precision"}
+ENTRY = {"recipe", "parts", "methods", "split", "over", "quick", "priority", "seconds", "needs", "together"}
+ENTRY |= {"device", "precision"}
 COMMAND = {"name", "command", "files", "priority", "seconds", "slots", "needs"}
 LENT = 0.9  # of a GPU's memory, to all processes together: the rest is for what each takes merely to be there
 READERS = 4  # processes that gather at a time; they are not counted, for they compute nothing on the GPU
@@ -85,6 +91,7 @@ class Job:
     seconds: float = 60.0
     slots: int = 1
     needs: str = ""
+    together: str = ""
     recipe: str = ""
     part: str = ""
     quick: bool = False
@@ -150,6 +157,7 @@ def _of_recipe(entry: Mapping[str, Any]) -> Iterator[Job]:
                     int(entry.get("priority", 5)),
                     float(entry.get("seconds", STARTING + HOST * len(runs) * rounds)),
                     needs=str(entry.get("needs", "")),
+                    together=str(entry.get("together", "")),
                     recipe=recipe.name,
                     part=part.name,
                     quick=quick,
@@ -184,6 +192,45 @@ def play(job: Job, work: Path) -> int:
     )
     print("\n".join(outcome.failures))
     return 1 if outcome.failures else 0
+
+
+def play_together(jobs: Sequence[Job], work: Path) -> int:
+    """Play the runs of several jobs of recipes as those of one comparison, each in its own job's folder."""
+    keep_freed_memory()
+    homes: dict[int, Path] = {}
+    left: list[PlannedRun] = []
+    with contextlib.ExitStack() as held:
+        for job in jobs:
+            part = recipes.load(job.recipe).part(job.part)
+            over = recipes.narrowed(part, job.methods, job.seeds, quick=job.quick, over=job.over)
+            plan, folder = recipes.planned(part, quick=job.quick, over=over), work / "jobs" / job.name / job.part
+            held.enter_context(locked(plan.plain(), folder, may_grow=True))
+            diverged = sentences(folder / DIVERGED)
+            mine = [run for run in plan.runs if run.name not in diverged and not is_finished(folder, run)]
+            left += mine
+            homes |= {id(run): folder for run in mine}
+        began, told = time.monotonic(), 0
+
+        def play_one(run: PlannedRun, watch: Any, processes: Any = None) -> None:
+            play_run(homes[id(run)], None, (), run, watch, processes)
+
+        def round_ended(run: PlannedRun, number: int, mean: float | None) -> None:
+            nonlocal told
+            if number > told:
+                told = number
+                print(f"{time.monotonic() - began:7.1f} s  round {number}", flush=True)
+
+        for group in joined(left):
+            told = 0
+            print(f"{time.monotonic() - began:7.1f} s  {len(group)} runs together", flush=True)
+            # The GPU has most to do: two parties would double its steps of few rows, which take as long as others.
+            for run, found in run_together(group, play_one, round_ended, parties=1):
+                if isinstance(found, str):
+                    place = homes[id(run)] / DIVERGED
+                    write_json(place, {**sentences(place), run.name: found})
+                elif found is not None:
+                    print(f"{run.name} failed: {found}", flush=True)
+    return max(play(job, work) for job in jobs)  # what is read off the runs, and those that failed once more
 
 
 def gather(jobs: Sequence[Job], work: Path, out: Path) -> int:
@@ -309,13 +356,14 @@ class Driver:
 
     def run(self) -> int:
         """Run all that is left; give how many jobs failed or were stopped."""
-        order = sorted(self.jobs, key=lambda job: (job.priority, -job.seconds))
+        processes = [*(job for job in self.jobs if not job.together), *_leaders(self.jobs)]
+        order = sorted(processes, key=lambda job: (job.priority, -job.seconds))
         waiting = [job for job in order if not self.done(job).exists()]
-        known = {job.name: job for job in self.jobs}
+        known = {job.name: job for job in processes}
         self._unread = {job.group for job in self.jobs if job.recipe and self._has_runs(job)}
         lost: dict[str, str] = {}
         again: set[str] = set()
-        self.log(f"{len(self.jobs)} jobs, {len(self.jobs) - len(waiting)} of them finished, {self.slots} at a time")
+        self.log(f"{len(processes)} jobs, {len(processes) - len(waiting)} of them finished, {self.slots} at a time")
         while (waiting or self.running or self._wanted) and not self.stopping and time.monotonic() < self.deadline:
             while (job := self._next(waiting)) is not None:
                 waiting.remove(job)
@@ -338,8 +386,8 @@ class Driver:
                 else:
                     self.done(job).touch()
                 self._copy(job)
-                self._unread |= {job.group} if job.recipe else set()
-                self._wanted |= {job.group} if job.recipe else set()
+                self._unread |= {each.group for each in self._played_by(job)}
+                self._wanted |= {each.group for each in self._played_by(job)}
             self._gather(self._wanted)
         stopped = [name for name in self.running if name in known]
         self._stop(stopped)
@@ -347,7 +395,8 @@ class Driver:
             lost[name] = "was stopped"
             self._copy(known[name])
         lost |= {job.name: "failed" if job.name in again else "was not begun" for job in waiting}
-        self._unread |= {known[name].group for name in stopped if self._has_runs(known[name])}
+        played = [job for name in stopped for job in self._played_by(known[name])]
+        self._unread |= {job.group for job in played if self._has_runs(job)}
         while self._unread or self.running:
             self._gather(self._unread)
             time.sleep(0.2)
@@ -355,7 +404,7 @@ class Driver:
                 self._close(name)
         for name, why in lost.items():
             self.log(f"{name} {why}")
-        self.log(f"{len(self.jobs) - len(lost)} of {len(self.jobs)} jobs are finished")
+        self.log(f"{len(processes) - len(lost)} of {len(processes)} jobs are finished")
         return len(lost)
 
     def _next(self, waiting: Sequence[Job]) -> Job | None:
@@ -364,8 +413,9 @@ class Driver:
         room = job is not None and (self._taken() == 0 or self._taken() + job.slots <= self.slots)
         return job if room else None
 
-    def _of(self, group: str) -> list[Job]:
-        return [job for job in self.jobs if job.group == group and job.recipe]
+    def _played_by(self, job: Job) -> list[Job]:
+        """Give the jobs of recipes that a process plays."""
+        return [job] if job.recipe else [each for each in self.jobs if each.together and _leader(each) == job.name]
 
     def _taken(self) -> int:
         return sum(slots for _, slots, _ in self.running.values())
@@ -463,6 +513,28 @@ class Driver:
         self.stopping = True
 
 
+def _leader(job: Job) -> str:
+    return f"together-{job.together}"
+
+
+def _leaders(jobs: Sequence[Job]) -> list[Job]:
+    """Give a command for each group of jobs that are played together."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        if job.together:
+            groups.setdefault(job.together, []).append(job)
+    return [
+        Job(
+            _leader(some[0]),
+            min(job.priority for job in some),
+            sum(job.seconds for job in some),
+            needs=some[0].needs,
+            command=("{python}", __file__, "--play-together", name, "--work", "{work}"),
+        )
+        for name, some in groups.items()
+    ]
+
+
 @contextlib.contextmanager
 def shared_gpu(work: Path, wanted: bool) -> Iterator[str]:
     """Let processes share the GPU through CUDA's multi-process service where it works; say whether they do."""
@@ -521,6 +593,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-mps", action="store_true", help="do without CUDA's multi-process service")
     parser.add_argument("--list", action="store_true", help="print the jobs in their order, with estimates, and stop")
     parser.add_argument("--play", metavar="JOB", help=argparse.SUPPRESS)
+    parser.add_argument("--play-together", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--gather", metavar="RECIPE", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     work = args.work.resolve()
@@ -528,6 +601,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if args.play:
             return play(next(job for job in _again(work) if job.name == args.play), work)
+        if args.play_together:
+            return play_together([job for job in _again(work) if job.together == args.play_together], work)
         if args.gather:
             return gather([job for job in _again(work) if job.recipe and job.group == args.gather], work, out)
         if not args.jobs:

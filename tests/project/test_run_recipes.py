@@ -81,6 +81,42 @@ def test_seeds_that_were_run_apart_give_what_one_command_gives(driver: ModuleTyp
         assert states[0] == states[1]
 
 
+def test_runs_of_several_recipes_play_together_and_give_what_each_recipe_gives(
+    driver: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("flame-figure9", "flame-figure10")
+    over = {**OVER, "seeds": [1]}
+    entries = [{"recipe": name, "quick": True, "together": "digits", "over": over} for name in names]
+    (tmp_path / "work").mkdir()
+    jobs = listed(driver, tmp_path / "work", *entries)
+    (leader,) = driver._leaders(jobs)
+    assert leader.name == "together-digits" and [job.together for job in jobs] == ["digits", "digits"]
+    met: list[int] = []
+    together = driver.run_together
+
+    def counted(runs: Any, *args: Any, **more: Any) -> Any:
+        met.append(len(runs))
+        return together(runs, *args, **more)
+
+    monkeypatch.setattr(driver, "run_together", counted)
+    given = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "results"), "--processes", "1", "--no-mps"]
+    assert driver.main(["--play-together", "digits", *given]) == 0
+    assert met == [6]  # three of either recipe
+    for job in jobs:
+        assert driver.gather([job], tmp_path / "work", tmp_path / "results") == 0
+    for name in names:
+        whole = recipes.run_recipe(
+            recipes.load(name), tmp_path / name, quick=True, parts=["mnist"], over=over, progress=False
+        )
+        found = json.loads((tmp_path / f"results/{name}-quick.json").read_text())
+        for got, wanted in zip(found["parts"][0]["cells"], recipes.plain(whole)["parts"][0]["cells"], strict=True):
+            assert got["each"] == pytest.approx(wanted["each"], rel=1e-3, abs=1e-6)
+    # What is finished is not played again, whoever asks.
+    met.clear()
+    assert driver.main([str(jobs_file(tmp_path, *entries)), *given]) == 0
+    assert met == [] and "1 of 1 jobs are finished" in (tmp_path / "work/log.txt").read_text()
+
+
 def test_of_a_recipe_that_was_stopped_the_seeds_that_are_complete_are_read(driver: ModuleType, tmp_path: Path) -> None:
     entry = {"recipe": "flame-figure9", "quick": True, "split": "seeds", "over": OVER}
     first, second = listed(driver, tmp_path, entry)

@@ -125,6 +125,20 @@ def test_every_method_is_what_it_is_alone(name: str, tmp_path: Path, calls: list
         assert max(calls) >= 3
 
 
+@pytest.mark.parametrize("name", ["fedavg", "flame", "pfedme", "ditto"])
+def test_runs_with_different_epochs_are_what_they_are_alone(name: str, tmp_path: Path, calls: list[int]) -> None:
+    epochs = {"one": 1, "three": 3, "two": 2}
+    runs = [
+        planned(name, TABLE[name].settings | {"local_epochs": count}, seed, key)
+        for seed, (key, count) in enumerate(epochs.items(), 1)
+    ]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
+    assert max(calls) == 3
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedrod", "splitgp", "local"])
 def test_models_that_are_applied_together_are_what_they_are_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -669,9 +683,11 @@ class Sharper(ProximalTraining):
         (training(), training(optimiser=Optimiser(momentum=0.9)), False),
         (training(), training(optimiser=Optimiser(kind="adam")), False),
         (training(), training(data=Minibatches(5)), False),
-        (training(), training(data=Minibatches(4, epochs=2)), False),
+        (training(), training(data=Minibatches(4, epochs=2)), True),
+        (training(), training(data=Minibatches(4, epochs=2, draws=2)), False),
         (Sharper(Optimiser(), Minibatches(4)), Sharper(Optimiser(), Minibatches(4)), True),
         (Sharper(Optimiser(), Minibatches(4)), Sharper(Optimiser(), Minibatches(4), reply=False), False),
+        (Sharper(Optimiser(), Minibatches(4)), Sharper(Optimiser(), Minibatches(4, epochs=2)), False),
         (Sharper(Optimiser(), Minibatches(4), prox=0.1), Sharper(Optimiser(), Minibatches(4), prox=0.2), False),
         (training(), Sharper(Optimiser(), Minibatches(4)), False),
     ],

@@ -139,7 +139,7 @@ class Task(abc.ABC):
     are computed together (:mod:`coterie.algorithms.row_numbers`). A class says this for itself: it is not inherited."""
     outside_steps: ClassVar[tuple[str, ...]] = ()
     """Fields that no step looks at, only :meth:`start`, :attr:`Fold.then` and :meth:`finish`: runs that differ in them
-    are computed together too. Not inherited either."""
+    are computed together too; ``data.epochs`` names a field of the field ``data``. Not inherited either."""
     moves_statistics: ClassVar[bool] = True
     """Whether its passes over training samples may move the running statistics of BatchNorm layers; false for one that
     takes losses and no gradient, whose message and reply then need not carry them."""

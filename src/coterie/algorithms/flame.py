@@ -116,7 +116,7 @@ class AdmmTraining(PersonalTraining):
     """
 
     per_row: ClassVar[tuple[str, ...]] = ("prox",)
-    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply", "own_centre", "dual")
+    outside_steps: ClassVar[tuple[str, ...]] = ("from_own", "reply", "data.epochs", "own_centre", "dual")
 
     dual: bool
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from coterie import randomness
-from coterie.algorithms.base import ClientContext, Task
+from coterie.algorithms.base import ClientContext, Minibatches, Task
 from coterie.algorithms.contract import check_rows
 from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute.batched import BatchedEngine
@@ -103,6 +103,19 @@ class _FederatedRuns(BatchedEngine):
         ]
         found = randomness.keys_of(np.array(base, dtype=np.int64)[place], numbers - self.firsts[runs[place]])
         return torch.from_numpy(randomness.fold_in(randomness.fold_in(found, call.exchanges[place]), fold))
+
+    def epochs(self, over: Minibatches, clients: Tensor, call: Call, fold: int) -> Tensor:
+        """Return each client's number of epochs, as its own run's task has it."""
+        assert isinstance(call, JointCall)
+        asked = np.searchsorted(call.runs, np.searchsorted(self.firsts, clients.numpy(), side="right") - 1)
+        found = torch.empty_like(clients)
+        for place, ask in enumerate(call.asks):
+            mine = torch.from_numpy(np.flatnonzero(asked == place))
+            if len(mine):
+                own = ask.task.folds()[fold].over
+                assert isinstance(own, Minibatches)
+                found[mine] = super().epochs(own, clients[mine], call, fold)
+        return found
 
     def client_context(self, clients: Tensor, call: Call, host: Tensor | None = None) -> ClientContext:
         """Return what clients know about themselves, run by run."""

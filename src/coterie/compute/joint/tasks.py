@@ -22,25 +22,31 @@ Path = tuple[str, ...]
 """A field of a task, or of a part of it: ``("optimiser", "momentum")``."""
 
 
-def signature(part: Any, whole: bool = False) -> Hashable:
+def signature(part: Any, whole: bool = False, outside: Sequence[str] = ()) -> Hashable:
     """Give what two tasks must have in common for their steps to be taken together, or with ``whole`` to be the same.
 
     The first is everything but the fields that no step looks at, and the numbers that a step takes row by row, of which
     it must only be the same whether they are 0. What cannot be compared has nothing in common with anything else.
+    ``outside`` names fields of a part of a task that no step of the task looks at.
     """
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        outside, per_row = ((), ()) if whole else (_own(part, "outside_steps"), _own(part, "per_row"))
+        names, per_row = ((), ()) if whole else ((*_own(part, "outside_steps"), *outside), _own(part, "per_row"))
         return type(part), tuple(
-            (field.name, bool(value) if field.name in per_row else signature(value, whole))
+            (field.name, bool(value) if field.name in per_row else signature(value, whole, _within(names, field.name)))
             for field in dataclasses.fields(part)
             for value in (getattr(part, field.name),)
-            if field.name not in outside
+            if field.name not in names
         )
     if part is None or isinstance(part, bool | int | float | str):
         return type(part), part
     if isinstance(part, tuple):
         return tuple, tuple(signature(each, whole) for each in part)
     return Identity(part)
+
+
+def _within(names: Sequence[str], part: str) -> tuple[str, ...]:
+    """Give what names such as ``data.epochs`` say of one part."""
+    return tuple(name.removeprefix(f"{part}.") for name in names if name.startswith(f"{part}."))
 
 
 def _own(part: Any, name: str) -> tuple[str, ...]:

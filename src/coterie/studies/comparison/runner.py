@@ -202,9 +202,9 @@ def run_all(
     A run that is there and is planned for more rounds than it has played goes on to these. What runs that play together
     in this process have in common is found in ``common`` and left there, for a caller who has more of them to play.
     """
-    play: RunFunction = functools.partial(_play, folder, data_dir, tuple(track))
+    play: RunFunction = functools.partial(play_run, folder, data_dir, tuple(track))
     diverged, broken = sentences(folder / DIVERGED), sentences(folder / FAILED)
-    left = [run for run in plan.runs if run.name not in diverged and not _finished(folder, run)]
+    left = [run for run in plan.runs if run.name not in diverged and not is_finished(folder, run)]
     waiting = {run.name for run in left}
     for run in plan.runs:
         if run.name not in waiting:
@@ -275,12 +275,13 @@ def _stopped_by_sigterm(folder: Path) -> Iterator[None]:
         yield
 
 
-def _finished(folder: Path, run: PlannedRun) -> bool:
+def is_finished(folder: Path, run: PlannedRun) -> bool:
+    """Say whether a comparison's folder has a run with all its rounds."""
     summary = read_summary(folder / RUNS / run.name)
     return summary is not None and int(summary["rounds"]) >= run.config.rounds
 
 
-def _play(
+def play_run(
     folder: Path,
     data_dir: str | os.PathLike[str] | None,
     track: Sequence[str],
@@ -288,6 +289,7 @@ def _play(
     watch: Watcher,
     processes: OneProcess | None = None,
 ) -> None:
+    """Play one run of a comparison in its folder, or go on with it."""
     path = folder / RUNS / run.name
     if (path / "config.yaml").exists():
         api.play_on(path, processes, data_dir=data_dir, progress=watch, track=track, rounds=run.config.rounds)

@@ -13,10 +13,10 @@ from coterie.runs.experiment import threads
 from coterie.simulation.processes import OneProcess
 from coterie.studies.comparison.plan import PlannedRun
 from coterie.studies.comparison.workers import EndedRun, RoundCallback, run_in_turn
-from coterie.studies.joint import Common, Meeting, Seat
+from coterie.studies.joint import PARTIES, Common, Meeting, Seat
 
 WIDEST = 64
-"""Runs that play together at most."""
+"""Runs that play together at most; on a GPU, to which more rows are hardly more work, four times as many."""
 
 _SHARE = 0.6  # of the memory that is free, for the runs of a meeting
 _COPIES = 3  # of the clients' states that a run may have at a time: its own, the server's, and those of a round
@@ -64,14 +64,16 @@ def run_together(
     round_ended: RoundCallback,
     common: Common | None = None,
     share: float = 1.0,
+    parties: int = PARTIES,
 ) -> Generator[EndedRun, None, None]:
     """Play runs together, as many at a time as there is room for.
 
     A run that diverges or fails leaves the others alone: what it failed with is raised when they have ended.
+    ``parties`` says how many take turns at a GPU: one is better where the GPU has more to do than the host.
     """
     waiting = list(runs)
     while waiting:
-        yield from _one_meeting(waiting, play, round_ended, Meeting(common), share)
+        yield from _one_meeting(waiting, play, round_ended, Meeting(common, parties), share)
 
 
 def _one_meeting(
@@ -110,13 +112,14 @@ def _room(seats: Sequence[Seat], share: float) -> bool:
     """Say whether one more run has room, as large as the largest of those that are here."""
     if not seats:
         return True
-    if len(seats) >= WIDEST:
+    devices = [seat.engine.device for seat in seats if seat.engine is not None]
+    on_gpu = bool(devices) and devices[0].type == "cuda"
+    if len(seats) >= WIDEST * (4 if on_gpu else 1):
         return False
     largest = max(map(_bytes, seats))
     taken = sum(map(_bytes, seats)) - sum(seat.state_bytes for seat in seats)  # the states are there already
-    devices = [seat.engine.device for seat in seats if seat.engine is not None]
     free = int(share * free_memory())
-    if devices and devices[0].type == "cuda":
+    if on_gpu:
         free = min(free, gpu_memory(devices[0])[0])
     return taken + largest <= _SHARE * free
 

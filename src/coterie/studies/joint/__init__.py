@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.studies.joint.meeting import Common, Meeting
+from coterie.studies.joint.meeting import PARTIES, Common, Meeting
 from coterie.studies.joint.seat import Seat, SeatedProcess
 
-__all__ = ["Common", "Meeting", "Seat", "SeatedProcess"]
+__all__ = ["PARTIES", "Common", "Meeting", "Seat", "SeatedProcess"]

@@ -47,9 +47,8 @@ from coterie.studies.joint.seat import FiniteAsk, MeasureAsk, Seat, WriteAsk
 
 _PENS = max(2, min(8, os.cpu_count() or 1))  # runs that write at a time: more would only wait for the interpreter
 _TARGETS = 16  # sets of runs whose targets are kept end to end
-_PARTIES = 2
-_LATELY = 1024  # things that runs of one round have in common
-_SIGNATURES = 1024  # tasks of which it is known which are alike
+PARTIES = 2  # that take turns at a GPU, unless it is said otherwise
+_LATELY = 1024  # things that runs of one round have in common, and tasks of which it is known which are alike
 _FEWEST = 4  # runs of a party: fewer would leave too little to be computed at once
 
 
@@ -78,6 +77,8 @@ class Meeting:
     ----------
     common
         What they have in common, ``None`` if nobody has met before.
+    parties
+        How many parties take turns at a GPU.
 
     Attributes
     ----------
@@ -94,17 +95,17 @@ class Meeting:
     as_on_a_gpu: bool = False
     """Whether models are applied together on a CPU too, for their evaluation, and what is finite is asked together."""
 
-    def __init__(self, common: Common | None = None) -> None:
+    def __init__(self, common: Common | None = None, parties: int = PARTIES) -> None:
         self.stopped_by: int | None = None
         self.common = common or Common()
         self.made_lately: BoundedCache[Hashable, Any] = BoundedCache(_LATELY)
         self.pens = threading.BoundedSemaphore(_PENS)
         self._seats: list[Seat] = []
         self._engines: dict[Seat, tuple[JointEngine, int]] = {}
-        self._at_once = self._undoable = False
+        self._parties, self._at_once, self._undoable = parties, False, False
         # By the targets themselves, which are held so that another object cannot have the same address.
         self._targets: dict[tuple[int, ...], tuple[list[Targets], tuple[Tensor, Tensor]]] = {}
-        self._signatures: BoundedCache[Identity, int] = BoundedCache(_SIGNATURES)
+        self._signatures: BoundedCache[Identity, int] = BoundedCache(_LATELY)
         self._numbered: dict[Hashable, int] = {}
         self._widest: int | None = None  # rows that were computed together before memory ran out
 
@@ -120,7 +121,7 @@ class Meeting:
         if not self._engines:
             self._meet()
         told: set[Seat] = set()
-        parties = [self._rounds_of(seats) for seats in self._parties()]
+        parties = [self._rounds_of(seats) for seats in self._divided()]
         while parties:
             party = parties.pop(0)
             for waits in party:
@@ -136,11 +137,11 @@ class Meeting:
                 told.add(seat)
                 yield seat
 
-    def _parties(self) -> list[list[Seat]]:
+    def _divided(self) -> list[list[Seat]]:
         """Divide the runs among those that take turns at a GPU."""
         first = next((seat.engine for seat in self._seats if seat.engine is not None), None)
         on_gpu = self.as_on_a_gpu or (first is not None and first.device.type == "cuda")
-        count = max(1, min(_PARTIES, len(self._seats) // _FEWEST)) if on_gpu else 1
+        count = max(1, min(self._parties, len(self._seats) // _FEWEST)) if on_gpu else 1
         return [self._seats[number::count] for number in range(count)]
 
     def _rounds_of(self, seats: Sequence[Seat]) -> Iterator[bool]:
