@@ -23,12 +23,13 @@ GPU with gain. ``JOBS.yaml`` lists what is to be run::
         seconds: 120                    # how long it takes, about; of recipes it is taken from their rounds
         slots: 2                        # how many processes it is, 1 by default
 
-Within a priority the longest come first. A job that is finished is not run again by the same command, and one that was
-stopped goes on; one that failed is tried once more when all others have begun. Whenever a job has ended, the runs that
-its recipe has by then are put together and read: ``RESULTS/NAME.json`` and ``.md``, of the methods and seeds whose runs
-are all finished, and likewise of every recipe that is read off the same runs. Where some methods have more seeds than
-others, these methods alone are read. At the deadline what is running is stopped, and what is finished is read once
-more. ``WORK/log.txt``, copied to ``RESULTS``, says what became of each job; ``WORK/jobs/NAME.txt`` is what it printed.
+``benchmarks/jobs/`` has lists for long verdicts. Within a priority the longest come first. A job that is finished is
+not run again by the same command, and one that was stopped goes on; one that failed is tried once more when all others
+have begun. Whenever a job has ended, the runs that its recipe has by then are put together and read:
+``RESULTS/NAME.json`` and ``.md``, of the methods and seeds whose runs are all finished, and likewise of every recipe
+that is read off the same runs. Where some methods have more seeds than others, these methods alone are read. At the
+deadline what is running is stopped, and what is finished is read once more. ``WORK/log.txt``, copied to ``RESULTS``,
+says what became of each job; ``WORK/jobs/NAME.txt`` is what it printed.
 
 Each process is told its share of the GPU's memory (``COTERIE_GPU_SHARE``). Where CUDA's multi-process service is
 installed and works, the processes share the GPU through it (``--no-mps``: not). More processes than about six on one
@@ -356,9 +357,8 @@ class Driver:
 
     def run(self) -> int:
         """Run all that is left; give how many jobs failed or were stopped."""
-        processes = [*(job for job in self.jobs if not job.together), *_leaders(self.jobs)]
-        order = sorted(processes, key=lambda job: (job.priority, -job.seconds))
-        waiting = [job for job in order if not self.done(job).exists()]
+        processes = _processes(self.jobs)
+        waiting = [job for job in processes if not self.done(job).exists()]
         known = {job.name: job for job in processes}
         self._unread = {job.group for job in self.jobs if job.recipe and self._has_runs(job)}
         lost: dict[str, str] = {}
@@ -517,6 +517,12 @@ def _leader(job: Job) -> str:
     return f"together-{job.together}"
 
 
+def _processes(jobs: Sequence[Job]) -> list[Job]:
+    """Give what is a process of its own, in the order in which they begin."""
+    found = [*(job for job in jobs if not job.together), *_leaders(jobs)]
+    return sorted(found, key=lambda job: (job.priority, -job.seconds))
+
+
 def _leaders(jobs: Sequence[Job]) -> list[Job]:
     """Give a command for each group of jobs that are played together."""
     groups: dict[str, list[Job]] = {}
@@ -611,7 +617,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CoterieError as error:
         parser.error(str(error))
     if args.list:
-        for job in sorted(jobs, key=lambda job: (job.priority, -job.seconds)):
+        for job in _processes(jobs):
             print(f"{job.priority:3d} {job.seconds:8.0f} s  {job.name}")
         print(f"{sum(job.seconds * job.slots for job in jobs):,.0f} s in {len(jobs)} jobs")
         return 0

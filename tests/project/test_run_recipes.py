@@ -205,6 +205,18 @@ def test_a_list_of_jobs_that_is_wrong_is_refused(driver: ModuleType, tmp_path: P
             driver.read_jobs(jobs_file(tmp_path, *jobs))
 
 
+@pytest.mark.parametrize("path", sorted((PROGRAM.parent / "jobs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_lists_of_jobs_that_are_kept_can_be_played(
+    path: Path, driver: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert driver.main([str(path), "--work", str(tmp_path), "--list"]) == 0
+    jobs, printed = driver.read_jobs(path), capsys.readouterr().out
+    for name in {job.name for job in jobs if not job.together} | {
+        f"together-{job.together}" for job in jobs if job.together
+    }:
+        assert printed.count(f"  {name}\n") == 1
+
+
 def test_help_says_what_a_job_is(driver: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         driver.main(["--help"])
