@@ -59,7 +59,7 @@ from typing import Any
 
 import yaml
 
-from coterie.errors import ConfigError, CoterieError, UnknownName
+from coterie.errors import ConfigError, CoterieError, Interrupted, UnknownName
 from coterie.memory import GPU_SHARE, gpu_share, keep_freed_memory
 from coterie.results import Result
 from coterie.runs.storage.atomic_files import read_json, write_json, write_text
@@ -225,13 +225,25 @@ def play_together(jobs: Sequence[Job], work: Path) -> int:
             told = 0
             print(f"{time.monotonic() - began:7.1f} s  {len(group)} runs together", flush=True)
             # The GPU has most to do: two parties would double its steps of few rows, which take as long as others.
-            for run, found in run_together(group, play_one, round_ended, parties=1):
-                if isinstance(found, str):
-                    place = homes[id(run)] / DIVERGED
-                    write_json(place, {**sentences(place), run.name: found})
-                elif found is not None:
-                    print(f"{run.name} failed: {found}", flush=True)
-    return max(play(job, work) for job in jobs)  # what is read off the runs, and those that failed once more
+            try:
+                for run, found in run_together(group, play_one, round_ended, parties=1):
+                    if isinstance(found, str):
+                        place = homes[id(run)] / DIVERGED
+                        write_json(place, {**sentences(place), run.name: found})
+                    elif found is not None:
+                        print(f"{run.name} failed: {found}", flush=True)
+            except (Interrupted, KeyboardInterrupt):
+                print("stopped; all that is done is kept: the same command goes on", flush=True)
+                return 130
+    return max(map(_read_off_runs, jobs, [work] * len(jobs)))  # and those that failed are played once more
+
+
+def _read_off_runs(job: Job, work: Path) -> int:
+    try:
+        return play(job, work)
+    except CoterieError as error:
+        print(f"{job.name}: {error}", flush=True)
+        return 1
 
 
 def gather(jobs: Sequence[Job], work: Path, out: Path) -> int:
@@ -409,9 +421,12 @@ class Driver:
 
     def _next(self, waiting: Sequence[Job]) -> Job | None:
         """Give the first job that has what it needs, if there is room for it."""
-        job = next((job for job in waiting if not job.needs or Path(job.needs).exists()), None)
+        job = next((job for job in waiting if all(Path(name).exists() for name in self._needs(job))), None)
         room = job is not None and (self._taken() == 0 or self._taken() + job.slots <= self.slots)
         return job if room else None
+
+    def _needs(self, job: Job) -> set[str]:
+        return {each.needs for each in (job, *self._played_by(job)) if each.needs}
 
     def _played_by(self, job: Job) -> list[Job]:
         """Give the jobs of recipes that a process plays."""
@@ -534,7 +549,6 @@ def _leaders(jobs: Sequence[Job]) -> list[Job]:
             _leader(some[0]),
             min(job.priority for job in some),
             sum(job.seconds for job in some),
-            needs=some[0].needs,
             command=("{python}", __file__, "--play-together", name, "--work", "{work}"),
         )
         for name, some in groups.items()
@@ -619,7 +633,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.list:
         for job in _processes(jobs):
             print(f"{job.priority:3d} {job.seconds:8.0f} s  {job.name}")
-        print(f"{sum(job.seconds * job.slots for job in jobs):,.0f} s in {len(jobs)} jobs")
+        print(f"{sum(job.seconds * job.slots for job in jobs):,.0f} s in {len(_processes(jobs))} jobs")
         return 0
     driver = Driver(jobs, work, out, args.processes, args.deadline, args.grace)
     before = {number: signal.signal(number, driver.stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -69,6 +69,7 @@ def test_a_step_that_cannot_be_recorded_is_called_as_it_is(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     taken = []
 
     def step() -> None:
@@ -88,6 +89,7 @@ def test_too_little_memory_for_a_recording_is_said_as_such(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
     def step() -> None:
         raise torch.OutOfMemoryError("no room")
@@ -138,6 +140,7 @@ def test_a_model_that_brings_numbers_to_the_device_trains_all_the_same(
 
 def test_recordings_share_memory_as_long_as_one_of_them_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     memory = cuda_graphs._SharedMemory()
     first, second = Recording(), Recording()
     name = memory.name
@@ -148,6 +151,23 @@ def test_recordings_share_memory_as_long_as_one_of_them_is_there(monkeypatch: py
     assert memory.name is name
     del second  # PyTorch has given the memory back, and knows it by this name no longer
     assert memory.name is not name
+
+
+def test_a_recording_that_fails_leaves_its_memory_to_those_that_are_there(
+    collecting: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    memory = cuda_graphs._SharedMemory()
+    kept, _ = cuda_graphs._capture(list, memory)
+    name = memory.name
+
+    def fails() -> None:
+        raise RuntimeError("it reads from the device")
+
+    with pytest.raises(RuntimeError, match="reads from"):
+        cuda_graphs._capture(fails, memory)
+    assert memory.name is not name and kept is not None
 
 
 def test_what_is_recorded_is_told_which_memory_it_shares(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +181,7 @@ def test_what_is_recorded_is_told_which_memory_it_shares(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     memory = cuda_graphs._SharedMemory()
     kept = [cuda_graphs._capture(list, memory)[0] for _ in range(2)]
     cuda_graphs._capture(list)

@@ -73,3 +73,17 @@ def test_frozen_parameters_are_shared() -> None:
         value.requires_grad_(False)
     check_against_plain(module, (5,))
     assert StackedNet(module).layout.size == 4 * 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("module", "once"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 2)), True),
+        (nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Flatten(), nn.Linear(4 * 3 * 3, 2)), False),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2)), False),
+        (nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 6 * 6, 2)), False),
+    ],
+)
+def test_which_models_may_be_given_channels_that_are_one_in_memory(module: nn.Module, once: bool) -> None:
+    assert StackedNet(module).reads_channels_once is once
+    assert not StackedNet(module, convolution="unfold").reads_channels_once

@@ -63,14 +63,15 @@ def test_grey_images_shown_as_colours_stay_one_channel_in_memory(monkeypatch: py
     samples = Samples.of(dataset, Shares(held, held, held, None, False, None, "iid"), seed=1, device=DEVICE)
     index, clients = torch.tensor([[3, 1], [7, 7]], device=DEVICE), torch.arange(2, device=DEVICE)
     gathered = {}
+    monkeypatch.setattr(Samples, "channels_alike", True)
     for alike in (False, True):
-        monkeypatch.setattr(Samples, "channels_alike", alike)
-        gathered[alike], _ = samples.gather(index, clients)
-    # On a CPU nobody asks for it; a GPU, whose kernels read channels that are one in memory once, keeps them so.
+        gathered[alike], _ = samples.gather(index, clients, alike=alike)
+    # They stay so only for a model that takes them as they are: `view` does not.
     assert samples.x.stride(1) == 0 and gathered[True].stride(2) == 0 and gathered[False].stride(2) > 0
     assert torch.equal(gathered[True], gathered[False]) and gathered[True].shape == (2, 2, 3, 4, 4)
     monkeypatch.undo()
-    assert samples.channels_alike == (DEVICE.type == "cuda")
+    assert samples.channels_alike == (DEVICE.type == "cuda")  # it is for kernels of a GPU
+    assert torch.equal(samples.gather(index, clients, alike=True)[0], gathered[False])
     moved = samples_module._moved(grey, torch.device("meta"))
     assert moved.shape == grey.shape and moved.stride(1) == 0
 

@@ -127,16 +127,24 @@ def test_every_method_is_what_it_is_alone(name: str, tmp_path: Path, calls: list
 
 @pytest.mark.parametrize("name", ["fedavg", "flame", "pfedme", "ditto"])
 def test_runs_with_different_epochs_are_what_they_are_alone(name: str, tmp_path: Path, calls: list[int]) -> None:
-    epochs = {"one": 1, "three": 3, "two": 2}
     runs = [
-        planned(name, TABLE[name].settings | {"local_epochs": count}, seed, key)
-        for seed, (key, count) in enumerate(epochs.items(), 1)
+        planned(name, TABLE[name].settings | {"local_epochs": epochs}, seed, f"seed{seed}-epochs{epochs}")
+        for seed, epochs in ((1, 1), (1, 3), (2, 2))  # those of one seed begin alike
     ]
     play_all(runs, tmp_path / "joint")
     play_alone(runs, tmp_path / "alone")
     for run in runs:
         assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
     assert max(calls) == 3
+
+
+def test_runs_that_fine_tune_for_different_epochs_are_what_they_are_alone(tmp_path: Path) -> None:
+    settings = TABLE["fedavg_ft"].settings
+    runs = [planned("fedavg_ft", settings | {"fine_tune_epochs": epochs}, 1, f"epochs{epochs}") for epochs in (1, 2)]
+    play_all(runs, tmp_path / "joint")
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedrod", "splitgp", "local"])

@@ -80,7 +80,7 @@ class MixtureTraining(ProximalTraining):
             slope = torch.linalg.vecdot(v - w, gradient).unsqueeze(1) + fitting(self.alpha_decay, alpha) * alpha
             changed["alpha"] = (alpha - work["own lr"] * work["opening"] * slope).clamp(0, 1)
             changed["opening"] = torch.zeros_like(alpha)
-        return super().step(work, batch) | changed  # last, since a plain step of w is taken in place
+        return super().step(work, batch) | changed  # last, since a step of w may be taken in place
 
     def finish(self, context: ClientContext, work: Rows) -> tuple[Rows, Rows]:
         """Keep ``v_i`` and ``α_i``, and send ``w_i``."""

@@ -172,7 +172,8 @@ class ProximalTraining(Task):
     """Epochs of ``w ← w − η (∇f_i(w; batch) + prox (w − centre))``; the client keeps ``w`` and sends it.
 
     The message holds ``w``, the centre. The client's state holds ``w``, its own model. A message may say with ``anew``
-    that a client is to start at the centre wherever it would start by itself.
+    that a client is to start at the centre wherever it would start by itself. Steps are taken in place, so that another
+    ``start`` must make rows ``w`` of its own, too.
 
     Parameters
     ----------

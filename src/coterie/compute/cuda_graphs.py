@@ -13,6 +13,7 @@ On a CPU the same code runs without recording, which is how its logic is tested.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import warnings
 import weakref
@@ -109,7 +110,7 @@ def _replay_of(function: Callable[[], Any]) -> Callable[[], Any]:
     A model cannot be recorded that reads from the device in ``forward``, or copies to it.
     """
     try:
-        graph, _ = _capture(function, _STEPS)
+        graph, _ = _capture(function, _memory_of_steps(torch.cuda.current_device()))
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -153,8 +154,14 @@ class _SharedMemory:
         """Take note of a recording."""
         self._users.add(graph)
 
+    def forget(self) -> None:
+        """Share other memory from now on: a recording that failed leaves PyTorch recording into this one."""
+        self._users = weakref.WeakSet()
 
-_STEPS = _SharedMemory()
+
+@functools.cache
+def _memory_of_steps(device: int) -> _SharedMemory:
+    return _SharedMemory()
 
 
 def _capture(
@@ -162,8 +169,13 @@ def _capture(
 ) -> tuple[torch.cuda.CUDAGraph, Output]:
     """Record what a function does; its results lie in the graph's own memory, or in one that it shares."""
     graph = torch.cuda.CUDAGraph()
-    with _recorded_as(graph, None if shared is None else shared.name):
-        result = function()
+    try:
+        with _recorded_as(graph, None if shared is None else shared.name):
+            result = function()
+    except BaseException:
+        if shared is not None:
+            shared.forget()
+        raise
     if shared is not None:
         shared.used_by(graph)
     return graph, result
@@ -202,6 +214,8 @@ class RecordedFold:
         Steps that the tables have room for.
     step
         Computes one step: :attr:`coterie.algorithms.base.Fold.step`, or a compiled form of it.
+    alike
+        Whether the model reads channels that are one in memory as they are.
     """
 
     net: Net
@@ -210,6 +224,7 @@ class RecordedFold:
     split: Split
     capacity: int
     step: Callable[..., Rows]
+    alike: bool = False
     _buffers: Rows = field(default_factory=dict)
     _work: Rows = field(default_factory=dict)
     _replays: dict[int, Callable[[], None]] = field(default_factory=dict)
@@ -287,7 +302,7 @@ class RecordedFold:
             key = None
             if "dropout" in self._buffers:
                 key = randomness.fold_in(self._buffers["dropout"][:rows], at * len(index) + draw)
-            x, y = self.samples.gather(index[draw], clients, key)
+            x, y = self.samples.gather(index[draw], clients, key, alike=self.alike)
             given_weight, given_share, alike = weight, share, None
             if self.samples.class_weights is not None:
                 alike = weight

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie import randomness
+from coterie import kernels, randomness
 from coterie.compute.class_weights import ClassWeights
 from coterie.data import Dataset
 from coterie.data.mapped import PagesInUse, is_mapped, mapped_copy
@@ -164,12 +164,10 @@ class Samples:
 
     @property
     def channels_alike(self) -> bool:
-        """Whether all channels of images are one in a GPU's memory, as those of grey images that are shown as colours.
-
-        They stay so when they are gathered; a CPU, which lays images out anew, would have to make them three.
-        """
+        """Whether all channels of images are one in a GPU's memory, as of grey images that are shown as colours."""
         x = self.x
-        return x.is_cuda and x.dtype == torch.uint8 and self.scale.numel() == 1 and _is_one_channel(x)
+        one = _is_one_channel(x) and x.dtype == torch.uint8 and self.scale.numel() == 1
+        return one and self.dtype == torch.float32 and kernels.compiled_for(x)
 
     @property
     def clients(self) -> int:
@@ -188,10 +186,15 @@ class Samples:
         return ragged.flat[begin + torch.arange(len(begin), device=begin.device)]
 
     def gather(
-        self, index: Tensor, clients: Tensor, key: Tensor | None = None, into: Tensor | None = None
+        self,
+        index: Tensor,
+        clients: Tensor,
+        key: Tensor | None = None,
+        into: Tensor | None = None,
+        alike: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return samples by number."""
-        flat, alike = index.reshape(-1), self.channels_alike
+        """Return samples by number; with ``alike``, channels that are one in memory stay so."""
+        flat, alike = index.reshape(-1), alike and self.channels_alike
         source, room = (self.x[:, :1], None) if alike else (self.x, into)
         x = torch.index_select(source, 0, flat.to(self.x.device), out=None if room is None else room[: len(flat)])
         if self.pages is not None:

@@ -82,7 +82,7 @@ def tiles_of(kind: str, features: int, terms: int, precision: str) -> Tiles:
     if terms < 64:
         return Tiles(128, tile_side(16, features, 32), 32, 4, 3)
     if kind == "images":
-        # Terms that are no multiple of 32 are of 16 channels or fewer: by 16 they are of one place of the filter.
+        # With 16 channels, 16 terms are of one place of the filter and lie side by side; 32 are not.
         return Tiles(64 if exact else 128, tile_side(16, features, 32), 32 if exact or terms % 32 == 0 else 16, 4, 3)
     if exact:
         return Tiles(128, tile_side(16, features, 64), 32, 4, 3)

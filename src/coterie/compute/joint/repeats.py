@@ -75,9 +75,10 @@ def _steps_alike(one: TaskAsk, other: TaskAsk) -> bool:
     """Say whether two tasks of one signature take the same steps from the same rows."""
     if one.task is other.task or signature(one.task, whole=True) == signature(other.task, whole=True):
         return True
-    # What follows a pass may look at fields that no step does.
-    follows = any(fold.then is not None for fold in one.task.folds())
-    return not follows and numbers_of(one.task) == numbers_of(other.task)
+    folds, others = one.task.folds(), other.task.folds()
+    # What follows a pass may look at fields that no step does, and passes may be of different lengths.
+    apart = any(fold.then is not None for fold in folds) or [f.over for f in folds] != [f.over for f in others]
+    return not apart and numbers_of(one.task) == numbers_of(other.task)
 
 
 def _equal(one: Rows, other: Rows) -> bool:

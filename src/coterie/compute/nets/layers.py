@@ -66,12 +66,17 @@ def convolved(
     """Convolve each row's images with its own filters, and do what is computed together with that."""
     weight, bias = weights["weight"], weights.get("bias")
     plain_padding = isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
-    simple = plain_padding and layer.groups == 1 and set(layer.stride) == {1}
     if convolution in ("auto", "fused"):
-        if simple and kernels.usable(x, weight):
+        if has_kernel(layer) and kernels.usable(x, weight):
             return _conv2d_fused(layer, weight, bias, x, then)
         convolution = "unfold" if x.is_cuda else "single"
     return finished(then, _conv2d(layer, weight, bias, x, rows, convolution, plain_padding))
+
+
+def has_kernel(layer: nn.Conv2d) -> bool:
+    """Say whether there is a kernel of ours for a convolution."""
+    plain = isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
+    return plain and layer.groups == 1 and set(layer.stride) == {1}
 
 
 def _conv2d(

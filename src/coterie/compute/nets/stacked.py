@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from torch import Tensor, fx, nn
 from coterie.compute.nets import fusion
 from coterie.compute.nets.folded import FoldedNet
 from coterie.compute.nets.layered import LayeredNet, LayerPass
-from coterie.compute.nets.layers import Convolution
+from coterie.compute.nets.layers import Convolution, has_kernel
 from coterie.errors import ModelError
 from coterie.models.batch_norm import RowBatchNorm
 from coterie.models.dropout import StreamDropout
@@ -58,6 +59,14 @@ class StackedNet(LayeredNet):
         self._own = {
             name: {own: rows[value] for own, value in child.named_parameters()} for name, child in self._modules.items()
         }
+
+    @functools.cached_property
+    def reads_channels_once(self) -> bool:
+        """Whether samples go to convolutions alone whose kernels read channels that are one in memory once."""
+        (samples, *_) = (node for node in self._graph.nodes if node.op == "placeholder")
+        layers = [self._modules.get(str(user.target)) if user.op == "call_module" else None for user in samples.users]
+        kinds = all(isinstance(layer, nn.Conv2d) and has_kernel(layer) for layer in layers)
+        return kinds and self.convolution in ("auto", "fused")
 
     def layer(self, name: str) -> tuple[nn.Module, dict[str, str]]:
         """Return a layer, and for each of its parameters the name that it has in the rows."""

@@ -42,7 +42,7 @@ def joined(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     groups: dict[Hashable, list[PlannedRun]] = {}
     for run in runs:
         key = can_join(run.config)
-        groups.setdefault(run.name if key is None else key, []).append(run)
+        groups.setdefault(id(run) if key is None else key, []).append(run)
     return list(groups.values())
 
 
