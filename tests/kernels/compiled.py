@@ -32,6 +32,7 @@ MODELS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "mlp2": ((1, 28, 28), (10, 50)),
     "cnn_mcmahan": ((1, 28, 28), (10,)),
     "cnn_cifar_flame": ((3, 32, 32), (50,)),
+    "cnn_mmnist": ((1, 64, 64), (50,)),
 }
 """Models with the shape of a sample and the samples of a batch."""
 
