@@ -235,10 +235,11 @@ def play_together(jobs: Sequence[Job], work: Path) -> int:
             except (Interrupted, KeyboardInterrupt):
                 print("stopped; all that is done is kept: the same command goes on", flush=True)
                 return 130
-    return max(map(_read_off_runs, jobs, [work] * len(jobs)))  # and those that failed are played once more
+    return max(_concluded(job, work) for job in jobs)
 
 
-def _read_off_runs(job: Job, work: Path) -> int:
+def _concluded(job: Job, work: Path) -> int:
+    """Read what a job's runs have found, and play those that failed once more."""
     try:
         return play(job, work)
     except CoterieError as error:

@@ -77,7 +77,7 @@ def tiles_of(kind: str, features: int, terms: int, precision: str) -> Tiles:
         return Tiles(tile_side(16, terms, 32), tile_side(16, features, 32), 32 if exact else 16, 1, 3)
     if kind == "filters":
         return Tiles(64, tile_side(16, features, 64), 32 if exact else 64, 2, 3 if exact else 2)
-    if terms <= 16:
+    if terms <= 16 and not exact:
         return Tiles(128, tile_side(16, features, 32), 16, 4, 1)
     if terms < 64:
         return Tiles(128, tile_side(16, features, 32), 32, 4, 3)

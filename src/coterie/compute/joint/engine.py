@@ -92,11 +92,15 @@ class _FederatedRuns(BatchedEngine):
         counts = [engine.samples.clients for engine in engines]
         self.firsts = np.cumsum([0, *counts])  # the number of each run's first client among all
 
+    def _asks_of(self, clients: Tensor, call: JointCall) -> Numbers:
+        """Give for each client the place of its run's ask."""
+        found: Numbers = np.searchsorted(call.runs, np.searchsorted(self.firsts, clients.numpy(), side="right") - 1)
+        return found
+
     def key(self, purpose: str, clients: Tensor, call: Call, fold: int = 0) -> Tensor:
         """Return a stream key for each client, from its own run's stream."""
         assert isinstance(call, JointCall)
-        numbers, runs = clients.numpy(), call.runs
-        place = np.searchsorted(runs, np.searchsorted(self.firsts, numbers, side="right") - 1)
+        numbers, runs, place = clients.numpy(), call.runs, self._asks_of(clients, call)
         base = [
             randomness.stream_base(self.seeds[ask.run], f"{ask.call.purpose} {purpose}", ask.call.round)
             for ask in call.asks
@@ -107,7 +111,7 @@ class _FederatedRuns(BatchedEngine):
     def epochs(self, over: Minibatches, clients: Tensor, call: Call, fold: int) -> Tensor:
         """Return each client's number of epochs, as its own run's task has it."""
         assert isinstance(call, JointCall)
-        asked = np.searchsorted(call.runs, np.searchsorted(self.firsts, clients.numpy(), side="right") - 1)
+        asked = self._asks_of(clients, call)
         found = torch.empty_like(clients)
         for place, ask in enumerate(call.asks):
             mine = torch.from_numpy(np.flatnonzero(asked == place))

@@ -65,18 +65,20 @@ def convolved(
 ) -> Tensor:
     """Convolve each row's images with its own filters, and do what is computed together with that."""
     weight, bias = weights["weight"], weights.get("bias")
-    plain_padding = isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
     if convolution in ("auto", "fused"):
         if has_kernel(layer) and kernels.usable(x, weight):
             return _conv2d_fused(layer, weight, bias, x, then)
         convolution = "unfold" if x.is_cuda else "single"
-    return finished(then, _conv2d(layer, weight, bias, x, rows, convolution, plain_padding))
+    return finished(then, _conv2d(layer, weight, bias, x, rows, convolution))
 
 
 def has_kernel(layer: nn.Conv2d) -> bool:
     """Say whether there is a kernel of ours for a convolution."""
-    plain = isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
-    return plain and layer.groups == 1 and set(layer.stride) == {1}
+    return _pads_plainly(layer) and layer.groups == 1 and set(layer.stride) == {1}
+
+
+def _pads_plainly(layer: nn.Conv2d) -> bool:
+    return isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
 
 
 def _conv2d(
@@ -86,9 +88,8 @@ def _conv2d(
     x: Tensor,
     rows: int,
     convolution: Convolution,
-    plain_padding: bool,
 ) -> Tensor:
-    if convolution == "single" or not plain_padding:
+    if convolution == "single" or not _pads_plainly(layer):
         x = _laid_out(x, weight)
         if rows == 1:
             alone: Tensor = layer._conv_forward(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
