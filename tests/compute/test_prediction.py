@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from coterie.algorithms import registry
 from coterie.compute import _prediction, batched
+from coterie.compute import strips as cutting
 from coterie.compute.engine import Engine
 from coterie.compute.samples import Samples, Split
 from coterie.data.partitions import Ragged
@@ -81,3 +83,35 @@ def test_no_more_is_kept_than_a_few() -> None:
         fast.predict_all(predict, {"w": rows_of(fast, 5)}, clients, SPLITS)
         fast.predict_all(predict, {"w": rows_of(fast, 1)[0]}, clients, SPLITS, shared=True)
     assert len(fast._prediction.blocks) == len(fast._prediction.flat) == _prediction.CACHED_CLIENTS
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 2}])
+def test_in_strips_of_clients_of_similar_size(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where most of one block would be padding, smaller clients' models go through fewer places."""
+    monkeypatch.setattr(cutting, "_LITTLE", 0)
+    monkeypatch.setattr(_prediction, "_BLOCK_ELEMENTS", 20)  # no block for all splits, and few places at a time
+    loop, fast = engine_of("loop"), engine_of("batched", **options)
+    predict, clients = registry.make("fedavg").predict, torch.arange(5, device=DEVICE)
+    rows = {"w": rows_of(loop, 5)}
+    for split in SPLITS:
+        got = fast.predict(predict, rows, clients, split)
+        torch.testing.assert_close(got, loop.predict(predict, rows, clients, split), rtol=0, atol=1e-12)
+
+
+def test_strips_hold_every_row_once_and_little_padding() -> None:
+    lengths = np.random.default_rng(1).integers(0, 2000, 300)
+    found = cutting.strips(lengths, 3072)
+    assert sorted(np.concatenate(found).tolist()) == list(range(300))
+    padding = sum(int((lengths[rows].max() - lengths[rows]).sum()) for rows in found)
+    assert padding * 3072 <= 0.25 * lengths.sum() * 3072 + len(found) * cutting._LITTLE
+    assert 1 < len(found) < 25
+    longest = [int(lengths[rows].max()) for rows in found]
+    assert longest == sorted(longest, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "numbers"), [([5, 0, 3], 64), ([900, 1000, 950, 1000], 3072), ([], 3), ([7], 9**9)]
+)
+def test_rows_stay_in_order_where_padding_is_little(lengths: list[int], numbers: int) -> None:
+    (one,) = cutting.strips(np.array(lengths, dtype=np.int64), numbers)
+    assert one.tolist() == list(range(len(lengths)))

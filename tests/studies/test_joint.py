@@ -21,9 +21,11 @@ from coterie import api
 from coterie.algorithms.base import Minibatches, Task
 from coterie.algorithms.fedavg_ft import FedAvgFT
 from coterie.algorithms.local_training import Optimiser, ProximalTraining
+from coterie.compute import strips
 from coterie.compute.batched import BatchedEngine
 from coterie.compute.finiteness import Finiteness
 from coterie.compute.joint import JointEngine, SampleStore, join_samples, signature
+from coterie.compute.joint import prediction as joint_prediction
 from coterie.compute.joint.tasks import JointTask
 from coterie.compute.samples import Samples, Split
 from coterie.config import from_mapping
@@ -168,6 +170,25 @@ def test_models_that_are_applied_together_are_what_they_are_alone(
     for run in runs:
         assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
     assert {width for _, width in asked} == {3} and any(shared for shared, _ in asked) == (name != "local")
+
+
+def test_models_of_clients_of_very_different_sizes_are_scored_as_they_are_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Meeting, "as_on_a_gpu", True)
+    monkeypatch.setattr(strips, "_LITTLE", 0)
+    cuts: list[int] = []
+    original = joint_prediction.strips
+    monkeypatch.setattr(
+        joint_prediction, "strips", lambda *given: [cuts.append(len(found := original(*given))), found][1]
+    )
+    runs = [planned("flame", TABLE["flame"].settings, seed, f"seed{seed}", partition="quantity:0.3") for seed in (1, 2)]
+    play_all(runs, tmp_path / "joint")
+    assert max(cuts) >= 3
+    monkeypatch.undo()
+    play_alone(runs, tmp_path / "alone")
+    for run in runs:
+        assert_alike(tmp_path / "joint" / run.name, tmp_path / "alone" / run.name, exactly=False)
 
 
 @pytest.fixture(params=[1, 2], ids=["one-thread", "two-threads"])

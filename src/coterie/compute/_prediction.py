@@ -11,6 +11,7 @@ from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute.engine import Predict, take
 from coterie.compute.nets.row_net import RowNet
 from coterie.compute.samples import Samples, Split
+from coterie.compute.strips import strips
 from coterie.rows import Rows
 
 CACHED_CLIENTS = 8
@@ -64,7 +65,7 @@ class BatchedPrediction:
         chunk = chunk or _DEFAULT_CHUNK
         if len(clients) <= chunk and (block := self._block(clients, splits)) is not None:
             # All splits in one pass, so that the weights are read once.
-            x, _ = self._samples.gather(block.index, clients)
+            x, _ = self._samples.gather(block.index, clients, alike=net.reads_channels_once)
             outputs = predict(net, rows, x).flatten(0, 1)
             return [outputs.index_select(0, real) for real in block.real]
         return [self._in_chunks(predict, net, rows, clients, split, chunk) for split in splits]
@@ -78,7 +79,7 @@ class BatchedPrediction:
         block = max(1, self._elements // max(1, self._samples.x[0].numel()))
         pieces = []
         for part in torch.cat(parts).split(min(block, _SHARED_SAMPLES)):
-            x, _ = self._samples.gather(part.unsqueeze(0), clients[:1])
+            x, _ = self._samples.gather(part.unsqueeze(0), clients[:1], alike=net.reads_channels_once)
             pieces.append(predict(net, model, x)[0])
         outputs = torch.cat(pieces)
         return list(outputs.split([len(part) for part in parts]))
@@ -93,16 +94,18 @@ class BatchedPrediction:
     def _in_chunks(
         self, predict: Predict, net: RowNet, rows: Rows, clients: Tensor, split: Split, chunk: int
     ) -> Tensor | None:
-        together = len(clients) <= chunk
         sizes = self._sizes[split][clients]
         starts = sizes.cumsum(0) - sizes
         out: Tensor | None = None
         # Clients of similar size share a block, so that little of it is padding. Where one block holds all clients they
         # stay in their order, and the models are not copied.
-        everyone = torch.arange(len(clients), device=clients.device)
-        order = everyone if together else torch.argsort(sizes, descending=True, stable=True)
-        for places in order.split(chunk):
-            longest = int(sizes[places].max())
+        host = self._host_sizes[split][clients.cpu()]
+        groups = [torch.from_numpy(each) for each in strips(host.numpy(), self._samples.x[0].numel())]
+        together = len(groups) == 1 and len(clients) <= chunk
+        if len(groups) == 1 and not together:
+            groups = [torch.argsort(host, descending=True, stable=True)]
+        for group in [piece for each in groups for piece in each.split(chunk)]:
+            longest, places = int(host[group].max()), group.to(clients.device)
             if longest == 0:
                 break
             step = max(1, min(longest, self._elements // max(1, len(places) * self._samples.x[0].numel())))
@@ -111,7 +114,7 @@ class BatchedPrediction:
                 place = torch.arange(begin, min(begin + step, longest), device=clients.device)
                 real = place < sizes[places].unsqueeze(1)
                 index, within = self._padded(clients[places], split, sizes[places].unsqueeze(1), place)
-                x, _ = self._samples.gather(index, clients[places])
+                x, _ = self._samples.gather(index, clients[places], alike=net.reads_channels_once)
                 outputs = predict(net, model, x)
                 if out is None:
                     out = outputs.new_empty(int(sizes.sum()), *outputs.shape[2:])

@@ -362,7 +362,7 @@ class BatchedEngine(Engine):
             step = torch.compile(fold.step, dynamic=False) if self.compile_steps else fold.step
             capacity = 1 << (steps - 1).bit_length() if steps else 0  # so that a slightly longer round has room too
             where = self._net, self.problem.loss, self.samples, split_of(fold.over)
-            alike = not self.compile_steps and getattr(self._net, "reads_channels_once", False)
+            alike = not self.compile_steps and self._net.reads_channels_once
             recorded = RecordedFold(*where, capacity, checked_step(step), alike)
         self._recorded[key] = recorded  # even if it was there: what was used last is dropped last
         return recorded

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from coterie.compute._cache import BoundedCache, Identity
 from coterie.compute.batched import BatchedEngine
-from coterie.compute.engine import Predict
+from coterie.compute.engine import Predict, take
 from coterie.compute.joint.asks import OutputsAsk
+from coterie.compute.strips import strips
 from coterie.memory import gpu_memory
 from coterie.rows import Rows
 
@@ -25,13 +26,21 @@ _PLANS = 16  # sets of runs whose sample numbers are kept
 
 
 @dataclass(frozen=True)
+class _Strip:
+    """The samples of some models, a row for each, padded to the longest."""
+
+    models: Tensor | None  # which of the block's; None if all, in order
+    index: Tensor  # sample numbers [rows, places]
+
+
+@dataclass(frozen=True)
 class _Block:
-    """The samples of some runs' models, a row for each, padded to the longest."""
+    """The samples of some runs' models, in strips of models with similar numbers of them."""
 
     asks: range  # places of the runs among those that asked
     counts: list[int]  # outputs of each
-    index: Tensor  # sample numbers [rows, places]
-    real: Tensor | None  # where each output lies in the flattened block; None if all of it are outputs, in order
+    strips: list[_Strip]
+    real: Tensor | None  # where each output lies in the flattened strips; None if all of it are outputs, in order
 
 
 class JointPrediction:
@@ -58,21 +67,27 @@ class JointPrediction:
 
         The asks must be for the same splits, all with one model or all with one for each client.
         """
-        samples, found = self._engine.samples, list[Tensor]()
+        found = list[Tensor]()
         with torch.no_grad(), self._engine.rounding():
             for block in self._plan(asks):
-                some = [asks[place] for place in block.asks]
-                pieces = []
-                # Of a block that is too large the places are taken one part after another.
-                width = max(1, self._limit // max(1, len(block.index) * samples.x[0].numel()))
-                rows = _rows(some)
-                for index in block.index.split(width, dim=1):
-                    x, _ = samples.gather(index, index[:, 0])
-                    pieces.append(predict(self._engine.net, rows, x))
-                flat = (pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)).flatten(0, 1)
+                rows = _rows([asks[place] for place in block.asks])
+                pieces = [self._of_strip(predict, rows, strip) for strip in block.strips]
+                flat = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
                 flat = flat if block.real is None else flat.index_select(0, block.real)
                 found += flat.split(block.counts)
         return found
+
+    def _of_strip(self, predict: Predict, rows: Rows, strip: _Strip) -> Tensor:
+        """Give the outputs for all places of a strip, row after row."""
+        samples, net = self._engine.samples, self._engine.row_net
+        models = rows if strip.models is None else take(rows, strip.models)
+        # Of a strip that is too large the places are taken one part after another.
+        width = max(1, self._limit // max(1, len(strip.index) * samples.x[0].numel()))
+        pieces = []
+        for index in strip.index.split(width, dim=1):
+            x, _ = samples.gather(index, index[:, 0], alike=net.reads_channels_once)
+            pieces.append(predict(net, models, x))
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)).flatten(0, 1)
 
     def _plan(self, asks: Sequence[OutputsAsk]) -> list[_Block]:
         key = asks[0].splits, asks[0].shared, *(Identity(ask.clients) for ask in asks)
@@ -107,20 +122,32 @@ class JointPrediction:
 
     def _block(self, asks: Sequence[OutputsAsk], part: range) -> _Block:
         some = [asks[place] for place in part]
-        sizes = [self._sizes(ask) for ask in some]
-        counts = [int(each.sum()) for each in sizes]
-        flat = [self._flat(ask) for ask in some]
-        if asks[0].shared:
-            rows, places = _places([np.array([[count]]) for count in counts])
+        if asks[0].shared:  # one model of each run, for which splits are one after another
+            of_runs = [np.array([[self._sizes(ask).sum()]]) for ask in some]
         else:
-            rows, places = _places(sizes)
-        width = int(places.max()) + 1
-        index = np.zeros((int(rows.max()) + 1, width), dtype=np.int64)  # padding is the first sample of all
-        index[rows, places] = np.concatenate(flat)
-        real = rows * width + places
-        device, whole = self._engine.device, real.size == index.size and bool((np.diff(real) == 1).all())
+            of_runs = [self._sizes(ask) for ask in some]
+        device, sizes, flat = self._engine.device, np.concatenate(of_runs, 1), [self._flat(ask) for ask in some]
+        groups = strips(sizes.sum(0), self._engine.samples.x[0].numel())
+        first = np.zeros_like(sizes)  # where the outputs of each model for each split begin
+        begin, shapes = 0, list[tuple[int, int]]()
+        for models in groups:
+            longest = sizes[:, models].max(1)
+            width = int(longest.sum())
+            within = (np.cumsum(longest) - longest)[:, None] + width * np.arange(len(models))
+            first[:, models] = begin + within
+            begin += width * len(models)
+            shapes.append((len(models), width))
+        real = np.concatenate(_places(of_runs, first))
+        index = np.zeros(begin, dtype=np.int64)  # padding is the first sample of all
+        index[real] = np.concatenate(flat)
+        whole = real.size == index.size and bool((np.diff(real) == 1).all())
+        made, begin = list[_Strip](), 0
+        for models, (rows, width) in zip(groups, shapes, strict=True):
+            own = torch.from_numpy(index[begin : begin + rows * width].reshape(rows, width)).to(device)
+            made.append(_Strip(None if len(groups) == 1 else torch.from_numpy(models).to(device), own))
+            begin += rows * width
         where = None if whole else torch.from_numpy(real).to(device)
-        return _Block(part, counts, torch.from_numpy(index).to(device), where)
+        return _Block(part, [len(each) for each in flat], made, where)
 
     def _flat(self, ask: OutputsAsk) -> Sizes:
         """Give the numbers of a run's samples, split after split and client after client."""
@@ -130,21 +157,18 @@ class JointPrediction:
         return numbers
 
 
-def _places(sizes: Sequence[Sizes]) -> tuple[Sizes, Sizes]:
-    """Say in which row and place of a block each sample lies.
+def _places(sizes: Sequence[Sizes], first: Sizes) -> list[Sizes]:
+    """Say where each output lies, in the order of runs, splits and models.
 
-    ``sizes`` has for each run how many samples its models have in each split ``[splits, models]``; in the block, splits
-    lie side by side, each as wide as the longest. Samples are in the order of runs, splits and models.
+    ``sizes`` has for each run how many samples its models have in each split ``[splits, models]``, and ``first`` where
+    the outputs of all runs' models begin.
     """
-    longest = np.max([each.max(1) for each in sizes], axis=0)
-    begins = np.cumsum(longest) - longest
-    rows, places, first = [], [], 0
-    for each in sizes:
-        for split, begin in zip(each, begins, strict=True):
-            rows.append(np.repeat(np.arange(first, first + len(split)), split))
-            places.append(begin + np.arange(split.sum()) - np.repeat(np.cumsum(split) - split, split))
-        first += each.shape[1]
-    return np.concatenate(rows), np.concatenate(places)
+    ends = np.cumsum([each.shape[1] for each in sizes])
+    found = []
+    for each, end in zip(sizes, ends, strict=True):
+        counts, begins = each.ravel(), first[:, end - each.shape[1] : end].ravel()
+        found.append(np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum()))
+    return found
 
 
 def _rows(asks: Sequence[OutputsAsk]) -> Rows:

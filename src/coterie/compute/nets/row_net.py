@@ -73,6 +73,11 @@ class RowNet(abc.ABC):
         self._subs: dict[tuple[str, ...], RowNet] = {}
         self._columns: dict[tuple[str, ...], Columns] = {}
 
+    @property
+    def reads_channels_once(self) -> bool:
+        """Whether channels of samples that are one in memory may stay so."""
+        return False
+
     @abc.abstractmethod
     def outputs(
         self, params: Tensor, x: Tensor, key: Tensor | None = None, statistics: RunningStatistics | None = None
