@@ -86,32 +86,29 @@ def test_convolution_and_its_gradients(case: str, last: bool) -> None:
         assert apart(mine, theirs) < FLOAT32
 
 
+POOLED = {
+    # Of 9 x 7 results of the first case, a line and a column are in no window of 2 x 2.
+    "remainder": (2, 3, 3, 32, (11, 9), 3, 0, 1, (2, 2)),
+    "padded": (2, 2, 32, 32, (6, 6), 5, 2, 1, (1, 2)),
+    "first, padded": (3, 2, 1, 20, (7, 8), 3, 1, 1, (2, 2)),
+    "dilated": (1, 2, 16, 10, (9, 9), 3, 1, 2, (2, 1)),
+    "large windows": (1, 2, 2, 6, (6, 10), 3, 0, 1, (2, 4)),
+}
+
+
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize("case", ["remainder", "padded"])
+@pytest.mark.parametrize("case", POOLED)
 def test_a_convolution_that_pools_its_results(case: str, cut: bool, first: bool) -> None:
-    # Of 9 x 7 results of the first case, a line and a column are in no window of 2 x 2.
-    rows, batch, channels, side, k, pad, window = (
-        (2, 3, 3, (11, 9), 3, 0, (2, 2))
-        if case == "remainder"
-        else (
-            2,
-            2,
-            32,
-            (6, 6),
-            5,
-            2,
-            (1, 2),
-        )
-    )
-    features = 32
+    rows, batch, channels, features, side, k, pad, dilation, window = POOLED[case]
     x = numbers(rows * batch, channels, *side).contiguous(memory_format=torch.channels_last)
     w, b = numbers(rows, features, channels, k, k, seed=2), numbers(rows, features, seed=3)
     ours = [value.detach().requires_grad_() for value in (x, w, b)]
-    geometry = ConvolutionGeometry((k, k), (1, 1), (pad, pad), (1, 1))
+    geometry = ConvolutionGeometry((k, k), (1, 1), (pad, pad), (dilation, dilation))
     out = convolve(*ours, geometry, cut, "ieee", Pooling(window, first))
     wide = [value.double().requires_grad_() for value in (x, w, b)]
-    each = [F.conv2d(wide[0][r * batch : (r + 1) * batch], wide[1][r], wide[2][r], padding=pad) for r in range(rows)]
+    images = wide[0].unflatten(0, (rows, batch))
+    each = [F.conv2d(images[r], wide[1][r], wide[2][r], padding=pad, dilation=dilation) for r in range(rows)]
     wanted = F.max_pool2d(torch.cat(each).relu() if cut else torch.cat(each), window)
     assert apart(out, wanted) < FLOAT32
     assert out.is_contiguous(memory_format=torch.contiguous_format if first else torch.channels_last)
@@ -131,13 +128,14 @@ def test_channels_that_are_one_in_memory_are_convolved_once(
 ) -> None:
     rows, batch, features, side = 2, 3, 8, 9
     seen: list[int] = []
-    convolution = products.images_with_filters
+    name = "images_with_filters" if pooling is None else "pooled_images_with_filters"
+    convolution = getattr(products, name)
 
     def watched(image: Tensor, *args: Any, **more: Any) -> Any:
         seen.append(image.shape[1])
         return convolution(image, *args, **more)
 
-    monkeypatch.setattr("coterie.kernels.convolution.images_with_filters", watched)
+    monkeypatch.setattr(f"coterie.kernels.convolution.{name}", watched)
     grey = numbers(rows * batch, 1, side, side).expand(-1, 3, -1, -1)
     w, b = numbers(rows, features, 3, 3, 3, seed=2), numbers(rows, features, seed=3)
     ours, geometry = (
@@ -196,6 +194,8 @@ def test_three_products_are_as_exact_as_float32() -> None:
     out = convolve(x, w, None, ConvolutionGeometry((5, 5), (1, 1), (0, 0), (1, 1)), False, "tf32x3")
     wanted = torch.cat([F.conv2d(x[r * 2 : (r + 1) * 2].double(), w[r].double()) for r in range(2)])
     assert apart(out, wanted) < 1e-6
+    pooled = convolve(x, w, None, ConvolutionGeometry((5, 5), (1, 1), (0, 0), (1, 1)), False, "tf32x3", Pooling((1, 2)))
+    assert apart(pooled, F.max_pool2d(wanted, (1, 2))) < 1e-6
 
 
 @pytest.mark.parametrize("programs", [1, 1000])

@@ -24,7 +24,6 @@ def places_on_image(first, last, STRIDE, PAD, DILATION, KERNEL, SIDE):
 def windows_kernel(
     image,
     out,
-    where,
     filters,
     low,
     bias,
@@ -60,35 +59,28 @@ def windows_kernel(
     LONG: tl.constexpr,
     BORDER: tl.constexpr,
     BY_SPOT: tl.constexpr,
-    POOL_H: tl.constexpr,
-    POOL_W: tl.constexpr,
-    CHANNELS_FIRST: tl.constexpr,
     PRECISION: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Images with their filters: out[m, f] = sum over places and channels of window[m, k] filters[f, k].
-
-    DOWN and ACROSS count the results, after pooling over POOL_H x POOL_W of them.
-    """
+    """Images with their filters: out[m, f] = sum over places and channels of window[m, k] filters[f, k]."""
     row = tl.program_id(1).to(tl.int64)  # offsets of many rows exceed 32 bits; those within a row do where LONG says so
     columns = tl.cdiv(FEATURES, N)
     m = (tl.program_id(0) // columns) * M + tl.arange(0, M)
     n = (tl.program_id(0) % columns) * N + tl.arange(0, N)
-    pooled: tl.constexpr = POOL_H * POOL_W
-    total = samples * DOWN * ACROSS * pooled
+    total = samples * DOWN * ACROSS
     inside = m < total
     if BY_SPOT:  # all samples' windows of one spot side by side, which reach over the image's border together
         spot = m // samples
         sample = m % samples
     else:
-        spot = m // pooled % (DOWN * ACROSS)
-        sample = m // (DOWN * ACROSS * pooled)
+        spot = m % (DOWN * ACROSS)
+        sample = m // (DOWN * ACROSS)
     if LONG:
         sample = sample.to(tl.int64)
-    top = (spot // ACROSS * POOL_H + m % pooled // POOL_W) * STRIDE_H - PAD_H
-    side = (spot % ACROSS * POOL_W + m % POOL_W) * STRIDE_W - PAD_W
+    top = spot // ACROSS * STRIDE_H - PAD_H
+    side = spot % ACROSS * STRIDE_W - PAD_W
     terms: tl.constexpr = KERNEL_H * KERNEL_W * CHANNELS
     image += row * samples * image_each
     mask += row * samples * mask_each
@@ -163,30 +155,11 @@ def windows_kernel(
             sums = tile_product(window, weights, sums, PRECISION)
     if BIAS:
         sums += tl.load(bias + row * bias_each + n, mask=n < FEATURES, other=0.0)[None, :]
+    if RELU:
+        sums = tl.maximum(sums, 0.0)
     out += row * samples * out_each
-    if pooled > 1:
-        windows = tl.reshape(sums, (M // pooled, pooled, N))
-        best, place = tl.max(windows, 1, return_indices=True, return_indices_tie_break_left=True)
-        if RELU:
-            place = tl.where(best <= 0, 127, place)  # no place: ReLU lets no gradient through
-            best = tl.where(best <= 0, 0.0, best)
-        p = (tl.program_id(0) // columns) * (M // pooled) + tl.arange(0, M // pooled)
-        stored = (p < samples * DOWN * ACROSS)[:, None] & (n < FEATURES)[None, :]
-        sample = p // (DOWN * ACROSS)
-        if LONG:
-            sample = sample.to(tl.int64)
-        of = row * samples * (DOWN * ACROSS * FEATURES) + p * FEATURES
-        tl.store(where + of[:, None] + n[None, :], place.to(tl.int8), mask=stored)
-        if CHANNELS_FIRST:
-            to = (sample * out_each + p % (DOWN * ACROSS))[:, None] + (n * (DOWN * ACROSS))[None, :]
-        else:
-            to = (sample * out_each + p % (DOWN * ACROSS) * FEATURES)[:, None] + n[None, :]
-        tl.store(out + to, best, mask=stored)
-    else:
-        if RELU:
-            sums = tl.maximum(sums, 0.0)
-        to = sample * out_each + spot * FEATURES
-        tl.store(out + to[:, None] + n[None, :], sums, mask=inside[:, None] & (n < FEATURES)[None, :])
+    to = sample * out_each + spot * FEATURES
+    tl.store(out + to[:, None] + n[None, :], sums, mask=inside[:, None] & (n < FEATURES)[None, :])
 
 
 @triton.jit(do_not_specialize=["samples"])
@@ -227,13 +200,17 @@ def filters_kernel(
     DILATION_W: tl.constexpr,
     BIAS: tl.constexpr,
     MASKED: tl.constexpr,
-    LONG: tl.constexpr,
     PRECISION: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
+    ON_LINE: tl.constexpr,
 ):
-    """Gradient of the filters: out[f, k] = sum over windows m of gradient[m, f] window[m, k]."""
+    """Gradient of the filters: out[f, k] = sum over windows m of gradient[m, f] window[m, k].
+
+    K windows are a block of ON_LINE results on each of some lines: where they lie within it is reckoned once for all.
+    ``piece`` counts blocks.
+    """
     row = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
     columns = tl.cdiv(FEATURES, N)
@@ -244,37 +221,46 @@ def filters_kernel(
     place = k // CHANNELS
     up = place // KERNEL_W * DILATION_H - PAD_H
     left = place % KERNEL_W * DILATION_W - PAD_W
+    lines: tl.constexpr = K // ON_LINE
+    down = tl.arange(0, K) // ON_LINE
+    right = tl.arange(0, K) % ON_LINE
     shift = up * image_line + left * image_place + channel * image_channel
+    of_window = shift[:, None] + (down * STRIDE_H * image_line + right * STRIDE_W * image_place)[None, :]
+    of_step = (down * gradient_line + right * gradient_place)[:, None] + (n * gradient_feature)[None, :]
+    of_mask = (down * mask_line + right * mask_place)[:, None] + (n * mask_feature)[None, :]
     image += row * samples * image_each
     gradient += row * samples * gradient_each
     mask += row * samples * mask_each
     first_terms = tl.program_id(0) // columns == 0
     sums = tl.zeros((M, N), dtype=tl.float32)
     shifts = tl.zeros((N,), dtype=tl.float32)
-    end = tl.minimum((part + 1) * piece, samples * DOWN * ACROSS)
-    for first in range(part * piece, end, K):
-        m = first + tl.arange(0, K)
-        sample = m // (DOWN * ACROSS)
-        if LONG:
-            sample = sample.to(tl.int64)
-        line = m // ACROSS % DOWN
-        column = m % ACROSS
-        there = (m < end)[None, :]
+    high = tl.cdiv(DOWN, lines)
+    wide = tl.cdiv(ACROSS, ON_LINE)
+    end = tl.minimum((part + 1) * piece, samples * high * wide)
+    for number in range(part * piece, end):
+        sample = tl.cast(number // (high * wide), tl.int64)
+        line = number // wide % high * lines
+        column = number % wide * ON_LINE
+        kept = right + column < ACROSS
+        if DOWN % lines != 0:
+            kept = kept & (down + line < DOWN)
+        there = kept[None, :]
         if terms % M != 0:
             there = there & (k < terms)[:, None]
-        if PAD_H > 0 or PAD_W > 0:
-            y = (line * STRIDE_H)[None, :] + up[:, None]
-            x = (column * STRIDE_W)[None, :] + left[:, None]
-            there = there & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
-        corner = sample * image_each + line * STRIDE_H * image_line + column * STRIDE_W * image_place
-        window = tl.load(image + shift[:, None] + corner[None, :], mask=there, other=0.0)
-        some = (m < end)[:, None] & (n < FEATURES)[None, :]
-        of = sample * gradient_each + line * gradient_line + column * gradient_place
-        step = tl.load(gradient + of[:, None] + (n * gradient_feature)[None, :], mask=some, other=0.0)
+        if PAD_H > 0:
+            y = up[:, None] + ((down + line) * STRIDE_H)[None, :]
+            there = there & (y >= 0) & (y < HEIGHT)
+        if PAD_W > 0:
+            x = left[:, None] + ((right + column) * STRIDE_W)[None, :]
+            there = there & (x >= 0) & (x < WIDTH)
+        begin = image + (sample * image_each + line * STRIDE_H * image_line + column * STRIDE_W * image_place)
+        window = tl.load(begin + of_window, mask=there, other=0.0)
+        some = kept[:, None] & (n < FEATURES)[None, :]
+        begin = gradient + (sample * gradient_each + line * gradient_line + column * gradient_place)
+        step = tl.load(begin + of_step, mask=some, other=0.0)
         if MASKED:
-            of = sample * mask_each + line * mask_line + column * mask_place
-            kept = tl.load(mask + of[:, None] + (n * mask_feature)[None, :], mask=some, other=0.0)
-            step = tl.where(kept > 0, step, 0.0)
+            begin = mask + (sample * mask_each + line * mask_line + column * mask_place)
+            step = tl.where(tl.load(begin + of_mask, mask=some, other=0.0) > 0, step, 0.0)
         if BIAS and first_terms:  # the bias is the same for all terms: the programs of the first ones sum it
             shifts += tl.sum(step, 0)
         sums = tile_product(window, step, sums, PRECISION)

@@ -22,6 +22,12 @@ def upper_bits(values):
     return (values.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def appended(many, one):
+    """Return a tuple of tiles with one more."""
+    return many + (one,)  # noqa: RUF005  # Triton has no other way
+
+
 def tile_side(least: int, number: int, most: int) -> int:
     """Return the side of a tile for so many numbers: the next power of two, within bounds."""
     return max(least, min(most, 1 << max(0, number - 1).bit_length()))

@@ -22,6 +22,7 @@ from coterie.kernels._convolution_products import (
     from_pooled,
     images_with_filters,
     pooled_filters_gradient,
+    pooled_images_with_filters,
 )
 from coterie.kernels.pooling import unpooled
 
@@ -45,9 +46,8 @@ class RowConvolution(torch.autograd.Function):
     ) -> Tensor:
         """Convolve ``[rows × samples, channels, height, width]`` with ``[rows, features, channels, ...]``."""
         size = _result_size(image, shape)
-        return images_with_filters(
-            image, arranged(weight, precision), bias, shape, size, relu=relu, precision=precision
-        )[0]
+        filters = arranged(weight, precision)
+        return images_with_filters(image, filters, bias, shape, size, relu=relu, precision=precision)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -79,11 +79,7 @@ class PooledConvolution(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Return the pooled images, and where the largest values were."""
         size, filters = _result_size(image, shape), arranged(weight, precision)
-        out, where = images_with_filters(
-            image, filters, bias, shape, size, relu=relu, pooling=pooling, precision=precision
-        )
-        assert where is not None
-        return out, where
+        return pooled_images_with_filters(image, filters, bias, shape, size, pooling, relu=relu, precision=precision)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -101,16 +97,10 @@ class PooledConvolution(torch.autograd.Function):
         if gradient is None:
             return (None,) * 7
         image, weight, where = ctx.saved_tensors
-        if not ctx.needs_input_grad[0] and ctx.needs_input_grad[1] and from_pooled(ctx.shape, image.shape[1]):
+        alone = ctx.needs_input_grad[1] and not ctx.needs_input_grad[0]
+        if alone and from_pooled(ctx.shape, image.shape[1], ctx.pooling):
             of_weight, of_bias = pooled_filters_gradient(
-                image,
-                gradient,
-                where,
-                len(weight),
-                ctx.shape,
-                ctx.pooling,
-                bias=ctx.shifted,
-                precision=ctx.precision,
+                image, gradient, where, len(weight), ctx.shape, ctx.pooling, bias=ctx.shifted
             )
             return None, of_weight, of_bias, None, None, None, None
         # Written out first: to look each number's place up while it is fetched for a product took five times as long.
@@ -129,7 +119,7 @@ def _gradients(
         turned = arranged(weight, ctx.precision, turned=True)
         padding = tuple(d * (k - 1) - p for d, k, p in zip(shape.dilation, shape.kernel, shape.padding, strict=True))
         back = ConvolutionGeometry(shape.kernel, (1, 1), padding, shape.dilation)
-        of_image, _ = images_with_filters(
+        of_image = images_with_filters(
             gradient,
             turned,
             None,
