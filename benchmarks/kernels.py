@@ -1,26 +1,38 @@
-"""Our Triton kernels beside what they replace, over tile sizes, on one GPU.
+"""Our Triton kernels over tile sizes, and the server's products beside what they replace, on one GPU.
 
-python benchmarks/kernels.py
+    python benchmarks/kernels.py [--layers NAME ...] [--precision KIND ...] [--server]
+
+Of each product of a layer it says how long the tiles that it takes need, and which of some others are the fastest.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import itertools
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from convolutions import SHAPES
 from gpu import DEVICE, median_ms
 
-from coterie.compute.nets.layers import _conv2d_unfold
-from coterie.kernels._convolution_products import Tiles, arranged, filters_gradient, images_with_filters
-from coterie.kernels.convolution import ConvolutionGeometry, convolve
+from coterie import kernels
+from coterie.kernels._convolution_products import (
+    Pooling,
+    Tiles,
+    arranged,
+    filters_gradient,
+    images_with_filters,
+    pooled_images_with_filters,
+    pooled_tiles_of,
+    tiles_of,
+)
+from coterie.kernels.convolution import ConvolutionGeometry
 from coterie.rows import matrix_units
 
 CUTS = (
@@ -39,6 +51,12 @@ CUTS = (
     (32, 64, 32, 4, 3),
     (32, 64, 64, 2, 3),
 )
+NEAR: dict[str, tuple[int, ...]] = {
+    "m": (32, 64, 128),
+    "k": (16, 32, 64),
+    "warps": (1, 2, 4, 8),
+    "stages": (1, 2, 3, 4),
+}
 
 
 def timed(function: Any) -> float:
@@ -53,76 +71,86 @@ def timed(function: Any) -> float:
     return median_ms(graph.replay, 5, 2) / 5
 
 
-def unfolded(layer: nn.Conv2d, x: Tensor, w: Tensor, wanted: Any, gradient: Tensor) -> Any:
-    return torch.autograd.grad(_conv2d_unfold(layer, w, None, x, len(w)), wanted, gradient)
+LAYERS = {
+    "pfl 1": (50, 10, 3, 32, 32, 3, 0),
+    "pfl 2": (50, 10, 32, 64, 30, 3, 0),
+    "pfllib 1": (20, 10, 1, 32, 28, 5, 0),
+    "pfllib 2": (20, 10, 32, 64, 12, 5, 0),
+    "cnn 1": (100, 50, 1, 32, 28, 5, 0),
+    "cnn 2": (100, 50, 32, 64, 12, 5, 0),
+    "McMahan 2": (64, 50, 32, 64, 14, 5, 2),
+    "FedPG 2": (64, 50, 64, 64, 14, 5, 0),
+    "FLAME CIFAR-10 1": (64, 100, 3, 16, 32, 3, 1),
+    "FLAME CIFAR-10 2": (64, 100, 16, 32, 16, 3, 1),
+    "FLAME Medical MNIST 1": (64, 100, 1, 32, 64, 3, 0),
+    "FLAME Medical MNIST 2": (64, 100, 32, 16, 31, 3, 0),
+}
+"""Rows, samples of each, channels, features, side of the images, side of the filters, padding."""
 
 
-def fused(shape: ConvolutionGeometry, x: Tensor, w: Tensor, wanted: Any, gradient: Tensor, precision: str) -> Any:
-    return torch.autograd.grad(convolve(x, w, None, shape, False, precision), wanted, gradient)
+def ways(name: str, precision: str) -> dict[str, tuple[Tiles, Callable[[Tiles], Any]]]:
+    """Give for each product of a layer the tiles that it takes, and a function of others."""
+    rows, batch, inside, outside, side, k, pad = LAYERS[name]
+    x = torch.randn(rows * batch, inside, side, side, device=DEVICE)
+    if inside > 3:
+        x = x.contiguous(memory_format=torch.channels_last)
+    w = torch.randn(rows, outside, inside, k, k, device=DEVICE)
+    shape = ConvolutionGeometry((k, k), (1, 1), (pad, pad), (1, 1))
+    back = ConvolutionGeometry((k, k), (1, 1), (k - 1 - pad, k - 1 - pad), (1, 1))
+    out, terms = side + 2 * pad - k + 1, k * k * inside
+    gradient = torch.randn(rows * batch, outside, out, out, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    filters, turned = arranged(w, precision), arranged(w, precision, turned=True)
+    pooling = Pooling((2, 2), inside > 3)
 
+    def forward(tiles: Tiles) -> Any:
+        return images_with_filters(x, filters, None, shape, (out, out), precision=precision, tiles=tiles)
 
-def convolutions() -> None:
-    for name, (rows, batch, inside, outside, side, k) in SHAPES.items():
-        x = torch.randn(rows * batch, inside, side, side, device=DEVICE)
-        if inside > 3:
-            x = x.contiguous(memory_format=torch.channels_last)
-        w = torch.randn(rows, outside, inside, k, k, device=DEVICE)
-        shape = ConvolutionGeometry((k, k), (1, 1), (0, 0), (1, 1))
-        size = (side - k + 1, side - k + 1)
-        gradient = torch.randn(rows * batch, outside, *size, device=DEVICE).contiguous(
-            memory_format=torch.channels_last
+    def pooled(tiles: Tiles) -> Any:
+        return pooled_images_with_filters(
+            x, filters, None, shape, (out, out), pooling, precision=precision, tiles=tiles
         )
-        back = ConvolutionGeometry((k, k), (1, 1), (k - 1, k - 1), (1, 1))
-        exact = torch.cat([F.conv2d(x[r * batch : (r + 1) * batch].double(), w[r].double()) for r in range(rows)])
-        xd, wd = x.double(), w.double().requires_grad_()
-        outs = torch.cat([F.conv2d(xd[r * batch : (r + 1) * batch], wd[r]) for r in range(rows)])
-        (exact_w,) = torch.autograd.grad(outs, wd, gradient.double())
-        layer = nn.Conv2d(inside, outside, k, bias=False, device="meta")
-        for tf32 in (True, False):
-            torch.backends.cuda.matmul.allow_tf32 = tf32
-            xg, wg = x.clone().requires_grad_(inside > 3), w.clone().requires_grad_()
-            wanted = (xg, wg) if inside > 3 else (wg,)
-            both = partial(unfolded, layer, xg, wg, wanted, gradient)
-            ours = partial(fused, shape, xg, wg, wanted, gradient)
-            line = f"{name} tf32={tf32}: unfold fwd+bwd {timed(both):.3f}"
-            for p in ("tf32",) if tf32 else ("tf32x3", "ieee"):
-                line += f"; fused {p} {timed(partial(ours, p)):.3f}"
-            print(line, flush=True)
-        torch.backends.cuda.matmul.allow_tf32 = False
-        for precision in ("bf16", "tf32", "tf32x3", "ieee"):
-            found: dict[str, list[Any]] = {"forward": [], "images": [], "filters": []}
-            filters, turned = arranged(w, precision), arranged(w, precision, turned=True)
-            for cut in CUTS if inside > 3 else CUTS[:4]:
-                tiles = Tiles(*cut)
-                if precision == "ieee" and cut not in CUTS[:3]:
-                    continue
-                tries: dict[str, Any] = {"forward": partial(images_with_filters, x, filters, None, shape, size)}
-                if tiles.m <= 128:
-                    tries["filters"] = partial(filters_gradient, x, gradient, rows, shape, bias=False)
-                if inside > 3:
-                    tries["images"] = partial(images_with_filters, gradient, turned, None, back, (side, side))
-                for kind, function in tries.items():
-                    fitted = tiles._replace(n=min(tiles.n, 32)) if kind == "images" else tiles
-                    try:
-                        found[kind].append((timed(partial(function, precision=precision, tiles=fitted)), fitted))
-                    except Exception as error:
-                        print(f"{kind} {tiles}: {type(error).__name__} {str(error)[:80]}")
-            error = float(
-                (images_with_filters(x, filters, None, shape, size, precision=precision)[0].double() - exact).norm()
-                / exact.norm()
-            )
-            error_w = float(
-                (
-                    filters_gradient(x, gradient, rows, shape, bias=False, precision=precision)[0].double() - exact_w
-                ).norm()
-                / exact_w.norm()
-            )
-            for kind, each in found.items():
-                best = sorted(each)[:3]
-                print(
-                    f"  {name} {precision} {kind}: " + "; ".join(f"{ms:.3f} {tuple(t)}" for ms, t in best), flush=True
-                )
-            print(f"  errors: forward {error:.1e}, filters {error_w:.1e}", flush=True)
+
+    def images(tiles: Tiles) -> Any:
+        return images_with_filters(gradient, turned, None, back, (side, side), precision=precision, tiles=tiles)
+
+    def of_filters(tiles: Tiles) -> Any:
+        return filters_gradient(x, gradient, rows, shape, bias=True, precision=precision, tiles=tiles)
+
+    found: dict[str, tuple[Tiles, Callable[[Tiles], Any]]] = {
+        "forward": (tiles_of("forward", outside, terms, precision), forward),
+        "pooled": (pooled_tiles_of(outside, inside, terms, precision), pooled),
+        "filters": (tiles_of("filters", outside, terms, precision), of_filters),
+    }
+    if inside > 3:
+        found["images"] = (tiles_of("images", inside, k * k * outside, precision), images)
+    return found
+
+
+def tried(own: Tiles, most: int) -> list[Tiles]:
+    """Give a product's own tiles first, and others beside them."""
+    others = [Tiles(*cut)._replace(n=min(cut[1], most)) for cut in CUTS]
+    near = [own._replace(**{name: value}) for name, values in NEAR.items() for value in values]
+    return list(dict.fromkeys([own, *near, *others]))
+
+
+def convolutions(names: Sequence[str], precisions: Sequence[str]) -> None:
+    for name, precision in itertools.product(names, precisions):
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        features = max(16, 1 << (LAYERS[name][3] - 1).bit_length())
+        for kind, (own, function) in ways(name, precision).items():
+            tiles = tried(own, min(64, features))
+            with contextlib.suppress(Exception), kernels.rehearsal():  # compiled side by side; what cannot be, is told
+                for each in tiles:
+                    function(each)
+            found = []
+            for each in tiles:
+                try:
+                    found.append((timed(partial(function, each)), each))
+                except Exception as error:
+                    print(f"  {kind} {tuple(each)}: {type(error).__name__} {str(error)[:80]}")
+            mine = next((ms for ms, each in found if each == own), float("nan"))
+            best = "; ".join(f"{ms:.3f} {tuple(each)}" for ms, each in sorted(found)[:4])
+            print(f"{name} {precision} {kind}: {mine:.3f} {tuple(own)}; the fastest {best}", flush=True)
 
 
 def server() -> None:
@@ -160,6 +188,19 @@ def server() -> None:
     print(f"server split alone {median_ms(lambda: [None for _ in blocks], 5, 2):.2f} ms", flush=True)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", nargs="+", choices=list(LAYERS), default=list(LAYERS))
+    parser.add_argument(
+        "--precision", nargs="+", choices=["bf16", "tf32", "tf32x3", "ieee"], default=["tf32", "tf32x3"]
+    )
+    parser.add_argument("--server", action="store_true", help="the server's products alone")
+    args = parser.parse_args()
+    if args.server:
+        server()
+    else:
+        convolutions(args.layers, args.precision)
+
+
 if __name__ == "__main__":
-    server()
-    convolutions()
+    main()
