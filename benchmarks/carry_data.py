@@ -4,7 +4,7 @@
     python benchmarks/carry_data.py unpack PACKED/*.npz --data DATA
 
 Pixels of CIFAR-10 and CIFAR-100 are kept as what a guess from their left and upper neighbours leaves, compressed: 99
-MB in place of 184. Medical MNIST's JPEG files are compressed together: 59 MB. Of each set there are as many files as
+MB in place of 184. Medical MNIST's JPEG files are compressed together: 67 MB. Of each set there are as many files as
 ``--parts`` says, each of which can be unpacked by itself, with NumPy and Python alone. With all its parts a set lies as
 its archive lays it out, byte for byte; what checks the files of a set does so when it is loaded.
 """

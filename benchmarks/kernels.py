@@ -26,12 +26,12 @@ from coterie.kernels._convolution_products import (
     Pooling,
     Tiles,
     arranged,
-    filters_gradient,
     images_with_filters,
     pooled_images_with_filters,
     pooled_tiles_of,
     tiles_of,
 )
+from coterie.kernels._filters_gradients import filters_gradient
 from coterie.kernels.convolution import ConvolutionGeometry
 from coterie.rows import matrix_units
 

@@ -31,6 +31,9 @@ that is read off the same runs. Where some methods have more seeds than others, 
 deadline what is running is stopped, and what is finished is read once more. ``WORK/log.txt``, copied to ``RESULTS``,
 says what became of each job; ``WORK/jobs/NAME.txt`` is what it printed.
 
+A process takes 10 to 30 seconds until its first round. With ``--early`` the next one begins when jobs that are played
+together are in the last tenth of their rounds, so that the GPU does not wait.
+
 Each process is told its share of the GPU's memory (``COTERIE_GPU_SHARE``). Where CUDA's multi-process service is
 installed and works, the processes share the GPU through it (``--no-mps``: not). More processes than about six on one
 GPU were slower than six.
@@ -78,6 +81,7 @@ ENTRY = {"recipe", "parts", "methods", "split", "over", "quick", "priority", "se
 ENTRY |= {"device", "precision"}
 COMMAND = {"name", "command", "files", "priority", "seconds", "slots", "needs"}
 LENT = 0.9  # of a GPU's memory, to all processes together: the rest is for what each takes merely to be there
+LAST = 0.9  # of the rounds, from where a process is ending
 READERS = 4  # processes that gather at a time; they are not counted, for they compute nothing on the GPU
 MPS = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -210,7 +214,7 @@ def play_together(jobs: Sequence[Job], work: Path) -> int:
             mine = [run for run in plan.runs if run.name not in diverged and not is_finished(folder, run)]
             left += mine
             homes |= {id(run): folder for run in mine}
-        began, told = time.monotonic(), 0
+        began, told, groups = time.monotonic(), 0, joined(left)
 
         def play_one(run: PlannedRun, watch: Any, processes: Any = None) -> None:
             play_run(homes[id(run)], None, (), run, watch, processes)
@@ -220,8 +224,10 @@ def play_together(jobs: Sequence[Job], work: Path) -> int:
             if number > told:
                 told = number
                 print(f"{time.monotonic() - began:7.1f} s  round {number}", flush=True)
+                if group is groups[-1] and number >= LAST * run.config.rounds:
+                    _ending(work, _leader(jobs[0])).touch()
 
-        for group in joined(left):
+        for group in groups:
             told = 0
             print(f"{time.monotonic() - began:7.1f} s  {len(group)} runs together", flush=True)
             # The GPU has most to do: two parties would double its steps of few rows, which take as long as others.
@@ -341,9 +347,11 @@ def _complete(job: Job, name: str, ended: Mapping[str, Path | str], folder: Path
 class Driver:
     """Starts jobs, so many at a time, and gathers what they leave."""
 
-    def __init__(self, jobs: Sequence[Job], work: Path, out: Path, processes: int, deadline: float, grace: float):
+    def __init__(
+        self, jobs: Sequence[Job], work: Path, out: Path, processes: int, deadline: float, grace: float, early: bool
+    ):
         self.jobs, self.work, self.out = list(jobs), work, out
-        self.slots, self.grace = processes, grace
+        self.slots, self.grace, self.early = processes, grace, early
         self.began = time.monotonic()
         self.deadline = self.began + deadline
         self.running: dict[str, tuple[subprocess.Popen[bytes], int, float]] = {}
@@ -434,7 +442,8 @@ class Driver:
         return [job] if job.recipe else [each for each in self.jobs if each.together and _leader(each) == job.name]
 
     def _taken(self) -> int:
-        return sum(slots for _, slots, _ in self.running.values())
+        ending = {name for name in self.running if self.early and _ending(self.work, name).exists()}
+        return sum(slots for name, (_, slots, _) in self.running.items() if name not in ending)
 
     def _start(self, job: Job) -> None:
         if job.recipe:
@@ -458,6 +467,7 @@ class Driver:
                 self._begin(f"gather-{group}", [*command, "--out", str(self.out)], 0)
 
     def _begin(self, name: str, command: Sequence[str], slots: int) -> None:
+        _ending(self.work, name).unlink(missing_ok=True)
         own = dict.fromkeys(THREADS, "1")
         own[GPU_SHARE] = repr(LENT * gpu_share() * min(1.0, max(1, slots) / self.slots))
         with (self.work / "jobs" / f"{name}.txt").open("ab") as printed:
@@ -531,6 +541,11 @@ class Driver:
 
 def _leader(job: Job) -> str:
     return f"together-{job.together}"
+
+
+def _ending(work: Path, name: str) -> Path:
+    """Give the file that says that a process is in its last rounds."""
+    return work / "jobs" / f"{name}.ending"
 
 
 def _processes(jobs: Sequence[Job]) -> list[Job]:
@@ -611,6 +626,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at a time")
     parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds after which all is stopped")
     parser.add_argument("--grace", type=float, default=20.0, help="seconds that a stopped job has to keep its state")
+    parser.add_argument("--early", action="store_true", help="begin when the process before is in its last rounds")
     parser.add_argument("--no-mps", action="store_true", help="do without CUDA's multi-process service")
     parser.add_argument("--list", action="store_true", help="print the jobs in their order, with estimates, and stop")
     parser.add_argument("--play", metavar="JOB", help=argparse.SUPPRESS)
@@ -636,7 +652,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{job.priority:3d} {job.seconds:8.0f} s  {job.name}")
         print(f"{sum(job.seconds * job.slots for job in jobs):,.0f} s in {len(_processes(jobs))} jobs")
         return 0
-    driver = Driver(jobs, work, out, args.processes, args.deadline, args.grace)
+    driver = Driver(jobs, work, out, args.processes, args.deadline, args.grace, args.early)
     before = {number: signal.signal(number, driver.stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with shared_gpu(work, not args.no_mps) as said:

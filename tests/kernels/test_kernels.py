@@ -17,6 +17,7 @@ from coterie.algorithms.base import Batch
 from coterie.compute.nets.row_net import ModuleNet
 from coterie.compute.nets.stacked import StackedNet
 from coterie.kernels import _convolution_products as products
+from coterie.kernels import _filters_gradients as gradients
 from coterie.kernels import linear
 from coterie.kernels.convolution import ConvolutionGeometry, Pooling, convolve
 from coterie.kernels.dropout import DropoutRule, drop
@@ -198,11 +199,11 @@ def test_three_products_are_as_exact_as_float32() -> None:
     assert apart(pooled, F.max_pool2d(wanted, (1, 2))) < 1e-6
 
 
-@pytest.mark.parametrize("programs", [1, 1000])
-def test_a_sum_that_is_split_between_programs(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_PROGRAMS", programs)
+@pytest.mark.parametrize("warps", [1, 1000])
+def test_a_sum_that_is_split_between_programs(warps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "_WARPS", warps)
     x, gradient = numbers(2 * 6, 2, 12, 12), numbers(2 * 6, 3, 10, 10, seed=2)
-    got, shift = products.filters_gradient(
+    got, shift = gradients.filters_gradient(
         x, gradient, 2, ConvolutionGeometry((3, 3), (1, 1), (0, 0), (1, 1)), bias=True, precision="ieee"
     )
     w = torch.zeros(2, 3, 2, 3, 3, dtype=torch.float64, requires_grad=True)

@@ -102,6 +102,7 @@ def test_runs_of_several_recipes_play_together_and_give_what_each_recipe_gives(
     given = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "results"), "--processes", "1", "--no-mps"]
     assert driver.main(["--play-together", "digits", *given]) == 0
     assert met == [6]  # three of either recipe
+    assert driver._ending(tmp_path / "work", leader.name).exists(), "in its last rounds it said so"
     for job in jobs:
         assert driver.gather([job], tmp_path / "work", tmp_path / "results") == 0
     for name in names:
@@ -170,6 +171,23 @@ def test_commands_stand_beside_recipes_and_the_deadline_stops_them(driver: Modul
     (work / "one.txt").unlink()
     assert driver.main([*arguments, "--grace", "1"]) == 1
     assert not (work / "one.txt").exists(), "what is finished is not run again"
+
+
+def test_the_next_process_begins_when_the_one_before_is_ending(driver: ModuleType, tmp_path: Path) -> None:
+    wait = """import pathlib, sys, time
+(pathlib.Path(sys.argv[1]) / "jobs/first.ending").touch()
+until = time.monotonic() + 60
+while not (pathlib.Path(sys.argv[1]) / "second").exists():
+    assert time.monotonic() < until, "nobody began"
+    time.sleep(0.05)
+"""
+    write = "import pathlib, sys; (pathlib.Path(sys.argv[1]) / 'second').touch()"
+    jobs = [
+        {"name": "first", "command": ["{python}", "-c", wait, "{work}"], "priority": 1},
+        {"name": "second", "command": ["{python}", "-c", write, "{work}"], "priority": 2},
+    ]
+    given = [str(jobs_file(tmp_path, *jobs)), "--work", str(tmp_path / "work"), "--processes", "1", "--no-mps"]
+    assert driver.main([*given, "--early"]) == 0
 
 
 def test_each_process_is_told_its_share_of_the_gpu(

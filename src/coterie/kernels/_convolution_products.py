@@ -1,20 +1,17 @@
-"""The launches of a convolution's matrix products: tiles, arranged filters, pooled results."""
+"""The launches of a convolution's products of images with filters: tiles, arranged filters, pooled results."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from coterie.kernels import launch
-from coterie.kernels._convolution_kernels import arrange_kernel, filters_kernel, windows_kernel
-from coterie.kernels._pooled_kernels import pooled_filters_kernel, pooled_windows_kernel
+from coterie.kernels._convolution_kernels import arrange_kernel, windows_kernel
+from coterie.kernels._pooled_kernels import pooled_windows_kernel
 from coterie.kernels._tile_product import tile_side
-
-_PROGRAMS = 4224
-"""Programs that keep a device busy: 32 of one or two warps on each of the 132 processors of an H200."""
 
 
 class ConvolutionGeometry(NamedTuple):
@@ -62,7 +59,7 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def _places(image: Tensor) -> tuple[int, int, int, int]:
+def places_of(image: Tensor) -> tuple[int, int, int, int]:
     """Return the strides of an image ``[samples, channels, height, width]`` in the order of the kernels."""
     each, channel, line, place = image.stride()
     return each, line, place, channel
@@ -76,8 +73,9 @@ def tiles_of(kind: str, features: int, terms: int, precision: str) -> Tiles:
     if kind == "filters" and terms < 64:
         return Tiles(tile_side(16, terms, 32), tile_side(16, features, 32), 32, 1, 3)
     if kind == "filters":
-        narrow = features <= 32
-        return Tiles(32 if narrow else 64, tile_side(16, features, 64), 32 if exact else 64, 1 if narrow else 2, 2)
+        if features <= 32:
+            return Tiles(32, tile_side(16, features, 32), 32 if exact else 64, 1, 2)
+        return Tiles(64, 64, 32 if exact else 64, 2, 3 if exact else 2)
     if terms <= 16 and not exact:
         return Tiles(128, tile_side(16, features, 32), 16, 4, 1)
     if terms < 64:
@@ -101,7 +99,7 @@ def pooled_tiles_of(features: int, channels: int, terms: int, precision: str) ->
     return Tiles(64, tile_side(16, features, 64), k, 4, 3 if k == 16 else 2)
 
 
-def _constants(shape: ConvolutionGeometry, tiles: Tiles) -> dict[str, int]:
+def constants_of(shape: ConvolutionGeometry, tiles: Tiles) -> dict[str, int]:
     """Give what is compiled into a kernel of a convolution's windows and of how it is cut."""
     (kh, kw), (sh, sw), (ph, pw), (dh, dw) = shape
     return {
@@ -222,9 +220,9 @@ def images_with_filters(
         of_mask,
         samples,
         0 if bias is None else bias.stride(0),
-        *_places(image),
+        *places_of(image),
         out.stride(0),
-        *_places(of_mask),
+        *places_of(of_mask),
         HEIGHT=height,
         WIDTH=width,
         CHANNELS=channels,
@@ -234,11 +232,11 @@ def images_with_filters(
         BIAS=bias is not None,
         RELU=relu,
         MASKED=mask is not None,
-        LONG=_is_long(samples, image, out, of_mask),
+        LONG=is_long(samples, image, out, of_mask),
         BORDER=border > 0,
         BY_SPOT=border >= 0.2 and channels % tiles.k == 0,
         PRECISION=precision,
-        **_constants(shape, tiles),
+        **constants_of(shape, tiles),
     )
     return out.permute(0, 3, 1, 2)
 
@@ -274,7 +272,7 @@ def pooled_images_with_filters(
         filters.upper if bias is None else bias,
         samples,
         0 if bias is None else bias.stride(0),
-        *_places(image),
+        *places_of(image),
         out.stride(0),
         HEIGHT=height,
         WIDTH=width,
@@ -284,13 +282,13 @@ def pooled_images_with_filters(
         FEATURES=features,
         BIAS=bias is not None,
         RELU=relu,
-        LONG=_is_long(samples, image, out),
+        LONG=is_long(samples, image, out),
         BORDER=_border(shape, size, (height, width)) > 0,
         POOL_H=pooling.window[0],
         POOL_W=pooling.window[1],
         CHANNELS_FIRST=first,
         PRECISION=precision,
-        **_constants(shape, tiles),
+        **constants_of(shape, tiles),
     )
     return (out if first else out.permute(0, 3, 1, 2)), where
 
@@ -305,161 +303,6 @@ def _border(shape: ConvolutionGeometry, size: tuple[int, int], sides: tuple[int,
     return 1 - share
 
 
-def _is_long(samples: int, *tensors: Tensor) -> bool:
+def is_long(samples: int, *tensors: Tensor) -> bool:
     """Return whether offsets within the samples of a row exceed 32 bits."""
     return any(samples * tensor.stride(0) >= 2**31 for tensor in tensors)
-
-
-def filters_gradient(
-    image: Tensor,
-    gradient: Tensor,
-    rows: int,
-    shape: ConvolutionGeometry,
-    *,
-    bias: bool,
-    mask: Tensor | None = None,
-    precision: str = "tf32x3",
-    tiles: Tiles | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Sum the gradients of the filters and, if wanted, of the bias over each row's windows.
-
-    Where ``mask``, which is shaped like ``gradient``, is not above zero, the gradient counts as zero.
-    """
-    of_mask = gradient if mask is None else mask
-    features, down, across = gradient.shape[1:]
-    terms = shape.kernel[0] * shape.kernel[1] * image.shape[1]
-    tiles = tiles or tiles_of("filters", features, terms, precision)
-    on_line = _on_line(down, across, tiles.k)
-    blocks = len(image) // rows * triton.cdiv(down, tiles.k // on_line) * triton.cdiv(across, on_line)
-    programs = triton.cdiv(terms, tiles.m) * triton.cdiv(features, tiles.n)
-    sums = _PartialSums.of(image, gradient, rows, shape, bias, programs, blocks, triton.cdiv(256, tiles.k))
-    launch(
-        filters_kernel,
-        sums.grid,
-        image,
-        gradient,
-        of_mask,
-        *sums.given,
-        *_places(image),
-        *_places(gradient),
-        *_places(of_mask),
-        MASKED=mask is not None,
-        ON_LINE=on_line,
-        PRECISION=precision,
-        **sums.constants,
-        **_constants(shape, tiles),
-    )
-    return sums.total()
-
-
-def _on_line(down: int, across: int, together: int) -> int:
-    """Say how many results of a line a block of ``together`` has, so that few of it lie beyond the results."""
-    widths = [width for width in (32, 16, 8) if width <= together]
-    return min(widths, key=lambda wide: triton.cdiv(across, wide) * triton.cdiv(down, together // wide))
-
-
-def from_pooled(shape: ConvolutionGeometry, channels: int, pooling: Pooling) -> bool:
-    """Return whether filters' gradients are summed from the pooled gradient where nobody else needs it written out."""
-    # 3x3 filters, 6,400 images on an H200: on one channel 2.10 to 0.64 ms, on three 0.42 to 0.30. Each number of the
-    # filter takes registers of its own, and each channel reads the gradient anew.
-    small = shape.kernel[0] * shape.kernel[1] <= 9 and pooling.window[0] * pooling.window[1] <= 4
-    return small and channels <= 3 and shape.stride == (1, 1) and shape.dilation == (1, 1)
-
-
-def pooled_filters_gradient(
-    image: Tensor,
-    gradient: Tensor,
-    where: Tensor,
-    rows: int,
-    shape: ConvolutionGeometry,
-    pooling: Pooling,
-    *,
-    bias: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Sum the same gradients from that of pooled results, of which each belongs to the largest value of its window."""
-    samples, channels = len(image) // rows, image.shape[1]
-    features, down, across = gradient.shape[1:]
-    cells, m, n = samples * down * across, 32, tile_side(16, features, 32)
-    blocks, programs = triton.cdiv(cells, m), channels * triton.cdiv(features, n)
-    sums = _PartialSums.of(image, gradient, rows, shape, bias, programs, blocks, 8)
-    (kernel_h, kernel_w), (pad_h, pad_w) = shape.kernel, shape.padding
-    out, shifts, piece, *counts = sums.given
-    launch(
-        pooled_filters_kernel,
-        sums.grid,
-        image,
-        gradient,
-        where,
-        out,
-        shifts,
-        piece * m,
-        *counts,
-        *_places(image),
-        *_places(gradient),
-        LONG=_is_long(samples, image, gradient, where),
-        KERNEL_H=kernel_h,
-        KERNEL_W=kernel_w,
-        PAD_H=pad_h,
-        PAD_W=pad_w,
-        POOL_H=pooling.window[0],
-        POOL_W=pooling.window[1],
-        M=m,
-        N=n,
-        num_warps=4,
-        **sums.constants,
-    )
-    return sums.total()
-
-
-class _PartialSums(NamedTuple):
-    """The gradients of filters as several programs sum them, each over a part of a row's windows.
-
-    These are added in a fixed order, since atomic additions would not repeat bit for bit.
-    """
-
-    out: Tensor
-    shifts: Tensor | None
-    grid: tuple[int, int, int]
-    given: tuple[Any, ...]
-    constants: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls,
-        image: Tensor,
-        gradient: Tensor,
-        rows: int,
-        shape: ConvolutionGeometry,
-        bias: bool,
-        programs: int,
-        blocks: int,
-        least: int,
-    ) -> _PartialSums:
-        """Split each row's blocks of windows, for each of which there are some programs, to keep the device busy.
-
-        A part has ``least`` blocks at least.
-        """
-        everything, channels, height, width = image.shape
-        _, features, down, across = gradient.shape
-        parts = max(1, min(_PROGRAMS // (programs * rows), blocks // least))
-        piece = triton.cdiv(blocks, parts)
-        parts = triton.cdiv(blocks, piece)
-        out = image.new_empty(parts, rows, features, channels, *shape.kernel)
-        shifts = image.new_empty(parts, rows, features) if bias else None
-        constants = {
-            "HEIGHT": height,
-            "WIDTH": width,
-            "CHANNELS": channels,
-            "DOWN": down,
-            "ACROSS": across,
-            "FEATURES": features,
-            "BIAS": bias,
-        }
-        given = (out, out if shifts is None else shifts, piece, rows, everything // rows)
-        return cls(out, shifts, (programs, rows, parts), given, constants)
-
-    def total(self) -> tuple[Tensor, Tensor | None]:
-        """Add the parts."""
-        if len(self.out) == 1:
-            return self.out.squeeze(0), None if self.shifts is None else self.shifts.squeeze(0)
-        return self.out.sum(0), None if self.shifts is None else self.shifts.sum(0)

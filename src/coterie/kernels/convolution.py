@@ -18,12 +18,10 @@ from coterie.kernels._convolution_products import (
     ConvolutionGeometry,
     Pooling,
     arranged,
-    filters_gradient,
-    from_pooled,
     images_with_filters,
-    pooled_filters_gradient,
     pooled_images_with_filters,
 )
+from coterie.kernels._filters_gradients import filters_gradient, from_pooled, pooled_filters_gradient
 from coterie.kernels.pooling import unpooled
 
 __all__ = ["ConvolutionGeometry", "Pooling", "can_pool", "convolve"]
