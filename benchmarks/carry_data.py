@@ -115,10 +115,11 @@ def unpack(path: Path, data: Path) -> str:
         name, (part, parts), images = str(found["name"]), found["part"].tolist(), found["images"].tobytes()
         if name not in CIFAR:
             ends = found["sizes"].cumsum().tolist()
-            contents = lzma.decompress(images)
-            for file, begin, end in zip(found["files"].tolist(), [0, *ends[:-1]], ends, strict=True):
+            contents, begin = lzma.decompress(images), 0
+            for file, end in zip(found["files"].tolist(), ends, strict=True):
                 (data / file).parent.mkdir(parents=True, exist_ok=True)
                 (data / file).write_bytes(contents[begin:end])
+                begin = end
             return f"{name}: part {part + 1} of {parts}, {len(ends):,} files"
         folder, files, labels = CIFAR[name]
         counts, words = found["counts"].tolist(), found["labels"]
@@ -133,6 +134,7 @@ def unpack(path: Path, data: Path) -> str:
             place = data / folder / file
             place.touch()
             with place.open("r+b") as opened:
+                opened.truncate(count * width)  # of what lay there before, nothing beyond the records
                 opened.seek(max(0, first - begin) * width)
                 opened.write(mine.tobytes())
         begin += count

@@ -118,7 +118,7 @@ def ways(name: str, precision: str) -> dict[str, tuple[Tiles, Callable[[Tiles], 
 
     found: dict[str, tuple[Tiles, Callable[[Tiles], Any]]] = {
         "forward": (tiles_of("forward", outside, terms, precision), forward),
-        "pooled": (pooled_tiles_of(outside, inside, terms, precision), pooled),
+        "pooled": (pooled_tiles_of(outside, inside, terms, 4, precision), pooled),
         "filters": (tiles_of("filters", outside, terms, precision), of_filters),
     }
     if inside > 3:

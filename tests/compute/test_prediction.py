@@ -13,6 +13,8 @@ from coterie.algorithms import registry
 from coterie.compute import _prediction, batched
 from coterie.compute import strips as cutting
 from coterie.compute.engine import Engine
+from coterie.compute.joint.asks import OutputsAsk
+from coterie.compute.joint.prediction import JointPrediction
 from coterie.compute.samples import Samples, Split
 from coterie.data.partitions import Ragged
 from tests.support import DEVICE, classification, simulate, small_model
@@ -115,3 +117,25 @@ def test_strips_hold_every_row_once_and_little_padding() -> None:
 def test_rows_stay_in_order_where_padding_is_little(lengths: list[int], numbers: int) -> None:
     (one,) = cutting.strips(np.array(lengths, dtype=np.int64), numbers)
     assert one.tolist() == list(range(len(lengths)))
+
+
+@pytest.mark.parametrize("little", [0, 2**22])
+@pytest.mark.parametrize("splits", [("train", "validation"), ("test",), ("validation", "test")])
+def test_models_of_two_runs_in_strips_some_of_clients_without_samples(
+    splits: tuple[Split, ...], little: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs come run after run, split after split and client after client, in the order that each run asks for."""
+    monkeypatch.setattr(cutting, "_LITTLE", little)
+    fast, loop, predict = engine_of("batched"), engine_of("loop"), registry.make("fedavg").predict
+    assert isinstance(fast, batched.BatchedEngine)
+    joint, first = JointPrediction(fast, [0, 2]), (0, 2)
+    asked = [torch.tensor([1, 0], device=DEVICE), torch.tensor([2, 0, 1], device=DEVICE)]  # clients 0, 1 and 2 to 4
+    rows = [{"w": rows_of(loop, len(clients)) * (1 + run)} for run, clients in enumerate(asked)]
+    for shared in (False, True):
+        models = [{"w": each["w"][0]} for each in rows] if shared else rows
+        asks = [OutputsAsk(run, models[run], clients, splits, shared) for run, clients in enumerate(asked)]
+        for got, ask in zip(joint.outputs(predict, asks), asks, strict=True):
+            mine = ask.clients + first[ask.run]
+            there = [split for split in splits if any(SIZES[split][client] for client in mine.tolist())]
+            wanted = [loop.predict(predict, ask.rows, mine, split, shared=shared) for split in there]
+            torch.testing.assert_close(got, torch.cat(wanted), rtol=0, atol=1e-12)

@@ -94,6 +94,7 @@ POOLED = {
     "first, padded": (3, 2, 1, 20, (7, 8), 3, 1, 1, (2, 2)),
     "dilated": (1, 2, 16, 10, (9, 9), 3, 1, 2, (2, 1)),
     "large windows": (1, 2, 2, 6, (6, 10), 3, 0, 1, (2, 4)),
+    "windows of six": (1, 2, 3, 4, (8, 8), 3, 0, 1, (3, 2)),
 }
 
 
@@ -121,6 +122,34 @@ def test_a_convolution_that_pools_its_results(case: str, cut: bool, first: bool)
     out = convolve(x, *ours[1:], geometry, cut, "ieee", Pooling(window, first))
     for mine, theirs in zip(torch.autograd.grad(out, ours[1:], gradient), exact[1:], strict=True):
         assert apart(mine, theirs) < FLOAT32
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_of_equal_results_the_first_is_the_largest_as_in_torch(long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (products, gradients):
+        monkeypatch.setattr(module, "is_long", lambda *given: long)
+    x, w = (numbers(2 * 3, 2, 9, 9) * 2).round(), numbers(2, 5, 2, 3, 3, seed=2).sign()
+    ours, wide = w.clone().requires_grad_(), w.double().requires_grad_()
+    pooling = Pooling((2, 2))
+    out = convolve(x, ours, None, ConvolutionGeometry((3, 3), (1, 1), (0, 0), (1, 1)), False, "ieee", pooling)
+    images = x.double().unflatten(0, (2, 3))
+    wanted = torch.cat([F.max_pool2d(F.conv2d(images[r], wide[r]), 2) for r in range(2)])
+    assert torch.equal(out.double(), wanted)
+    gradient = numbers(*wanted.shape, seed=3)
+    (got,), (exact,) = torch.autograd.grad(out, ours, gradient), torch.autograd.grad(wanted, wide, gradient.double())
+    assert apart(got, exact) < FLOAT32
+
+
+@pytest.mark.parametrize("pooling", [None, Pooling((2, 2)), Pooling((1, 2), True)])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_convolution_that_diverged_says_so(cut: bool, pooling: Pooling | None) -> None:
+    x, w = numbers(2 * 2, 1, 7, 7), numbers(2, 3, 1, 3, 3, seed=2)
+    x[0, 0, 3, 2], w[1, 2] = float("nan"), float("nan")
+    out = convolve(x, w, None, ConvolutionGeometry((3, 3), (1, 1), (0, 0), (1, 1)), cut, "ieee", pooling)
+    wanted = torch.cat([F.conv2d(x[r * 2 : (r + 1) * 2], w[r]) for r in range(2)])
+    wanted = wanted.relu() if cut else wanted
+    wanted = wanted if pooling is None else F.max_pool2d(wanted, pooling.window)
+    assert torch.equal(out.isnan(), wanted.isnan()) and bool(wanted.isnan().any()) and not bool(wanted.isnan().all())
 
 
 @pytest.mark.parametrize("pooling", [None, Pooling((2, 2), False)])

@@ -33,18 +33,21 @@ def test_records_are_the_same_bytes_whatever_part_comes_first(name: str, parts: 
         (tmp_path / "data" / folder / file).write_bytes(records.tobytes())
     made = packed(name, tmp_path / "data", tmp_path / "packed", parts)
     assert len(made) == parts
+    (tmp_path / "there" / folder).mkdir(parents=True)
+    (tmp_path / "there" / folder / files[0]).write_bytes(bytes(10**5))  # another file lay there, and a longer one
     for path in reversed(made):
         carry.main(["unpack", path, "--data", str(tmp_path / "there")])
     assert files_of(tmp_path / "there") == files_of(tmp_path / "data")
 
 
-def test_files_are_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", [2, 5])  # more parts than files are there, too
+def test_files_are_the_same_bytes(parts: int, tmp_path: Path) -> None:
     draw = np.random.default_rng(2)
     for name in ("Hand/000000.jpeg", "Hand/000001.jpeg", "CXR/000000.jpeg"):
         path = tmp_path / "data" / carry.MEDICAL / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(draw.bytes(50))
-    made = packed("medical_mnist", tmp_path / "data", tmp_path / "packed", 2)
+    made = packed("medical_mnist", tmp_path / "data", tmp_path / "packed", parts)
     carry.main(["unpack", *made, "--data", str(tmp_path / "there")])
     assert files_of(tmp_path / "there") == files_of(tmp_path / "data")
 

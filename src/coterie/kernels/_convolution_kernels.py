@@ -156,7 +156,7 @@ def windows_kernel(
     if BIAS:
         sums += tl.load(bias + row * bias_each + n, mask=n < FEATURES, other=0.0)[None, :]
     if RELU:
-        sums = tl.maximum(sums, 0.0)
+        sums = tl.where(sums <= 0, 0.0, sums)  # NaN stays
     out += row * samples * out_each
     to = sample * out_each + spot * FEATURES
     tl.store(out + to[:, None] + n[None, :], sums, mask=inside[:, None] & (n < FEATURES)[None, :])

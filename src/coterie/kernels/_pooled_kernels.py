@@ -124,13 +124,15 @@ def pooled_windows_kernel(
     place = tl.zeros((M, N), dtype=tl.int8)
     for one in tl.static_range(POOL_H * POOL_W):
         other = sums[one] + shift[None, :]
-        place = tl.where(other > best, one, place).to(tl.int8)
-        best = tl.where(other > best, other, best)
+        larger = (other > best) | (other != other)  # NaN wins, as in PyTorch
+        place = tl.where(larger, one, place).to(tl.int8)
+        best = tl.where(larger, other, best)
     if RELU:
         place = tl.where(best <= 0, 127, place).to(tl.int8)  # no place: ReLU lets no gradient through
         best = tl.where(best <= 0, 0.0, best)
     stored = inside[:, None] & (n < FEATURES)[None, :]
-    of = row * samples * (DOWN * ACROSS * FEATURES) + p * FEATURES
+    at = p.to(tl.int64) if LONG else p
+    of = row * samples * (DOWN * ACROSS * FEATURES) + at * FEATURES
     tl.store(where + of[:, None] + n[None, :], place, mask=stored)
     if CHANNELS_FIRST:
         to = (sample * out_each + cell)[:, None] + (n * (DOWN * ACROSS))[None, :]

@@ -135,8 +135,8 @@ def _gradients(
 
 
 def can_pool(window: tuple[int, int]) -> bool:
-    """Return whether a convolution can be pooled while it is computed: tiles are cut into windows."""
-    return window[0] * window[1] in (2, 4, 8)
+    """Return whether a convolution can be pooled while it is computed: each place of a window takes registers."""
+    return 1 < window[0] * window[1] <= 8
 
 
 def convolve(

@@ -143,6 +143,8 @@ class JointPrediction:
         whole = real.size == index.size and bool((np.diff(real) == 1).all())
         made, begin = list[_Strip](), 0
         for models, (rows, width) in zip(groups, shapes, strict=True):
+            if not width:  # models of clients that have no samples
+                continue
             own = torch.from_numpy(index[begin : begin + rows * width].reshape(rows, width)).to(device)
             made.append(_Strip(None if len(groups) == 1 else torch.from_numpy(models).to(device), own))
             begin += rows * width
