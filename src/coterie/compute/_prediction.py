@@ -13,6 +13,7 @@ from coterie.compute.nets.row_net import RowNet
 from coterie.compute.samples import Samples, Split
 from coterie.compute.strips import strips
 from coterie.rows import Rows
+from coterie.rows.host_copies import on_host
 
 CACHED_CLIENTS = 8
 """Sets of clients whose sample numbers are kept. A run evaluates the same few sets after every round."""
@@ -99,13 +100,11 @@ class BatchedPrediction:
         out: Tensor | None = None
         # Clients of similar size share a block, so that little of it is padding. Where one block holds all clients they
         # stay in their order, and the models are not copied.
-        host = self._host_sizes[split][clients.cpu()]
-        groups = [torch.from_numpy(each) for each in strips(host.numpy(), self._samples.x[0].numel())]
-        together = len(groups) == 1 and len(clients) <= chunk
-        if len(groups) == 1 and not together:
-            groups = [torch.argsort(host, descending=True, stable=True)]
-        for group in [piece for each in groups for piece in each.split(chunk)]:
-            longest, places = int(host[group].max()), group.to(clients.device)
+        host = self._host_sizes[split][on_host(clients)].numpy()
+        pieces = strips(host, self._samples.x[0].numel(), chunk)
+        together = len(pieces) == 1
+        for piece in pieces:
+            longest, places = int(host[piece].max()), torch.from_numpy(piece).to(clients.device)
             if longest == 0:
                 break
             step = max(1, min(longest, self._elements // max(1, len(places) * self._samples.x[0].numel())))

@@ -11,12 +11,14 @@ _LITTLE = 2**22  # numbers of inputs that are padding, which take less time than
 _ALIKE = 0.8  # of the longest, from where a row may stay with it whatever its padding
 
 
-def strips(lengths: Numbers, numbers: int) -> list[Numbers]:
+def strips(lengths: Numbers, numbers: int, most: int | None = None) -> list[Numbers]:
     """Give the rows of each strip, the longest rows first; all rows in their order where one strip will do.
 
-    ``numbers`` is how many a place of a row has, so that the padding of small inputs is not taken for work.
+    ``numbers`` is how many a place of a row has, so that the padding of small inputs is not taken for work. A strip has
+    at most ``most`` rows.
     """
-    if (lengths.max(initial=0) - lengths).sum() * numbers <= _LITTLE:
+    most = most or max(1, len(lengths))
+    if len(lengths) <= most and (lengths.max(initial=0) - lengths).sum() * numbers <= _LITTLE:
         return [np.arange(len(lengths))]
     order = np.argsort(-lengths, kind="stable")
     cuts, longest, padding = [], int(lengths[order[0]]), 0
@@ -25,4 +27,6 @@ def strips(lengths: Numbers, numbers: int) -> list[Numbers]:
         if padding > _LITTLE and length < _ALIKE * longest:
             cuts.append(place)
             longest, padding = length, 0
-    return np.split(order, cuts) if cuts else [np.arange(len(lengths))]
+    if not cuts and len(lengths) <= most:
+        return [np.arange(len(lengths))]
+    return [piece[begin : begin + most] for piece in np.split(order, cuts) for begin in range(0, len(piece), most)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from coterie.kernels._tile_product import tile_product, upper_bits
+from coterie.kernels._tile_product import tile_product, upper_bits, window_product
 
 
 @triton.jit
@@ -142,17 +142,10 @@ def windows_kernel(
             some = some & (k < terms)[:, None]
         at = of_filter[None, :] + k[:, None]
         weights = tl.load(filters + at, mask=some, other=0.0)
+        rest = weights
         if PRECISION == "tf32x3":
-            # Three products of numbers with 11 bits, the smallest first. The filters were split beforehand, for those
-            # that the matrix units take from shared memory cannot be changed on their way there.
             rest = tl.load(low + at, mask=some, other=0.0)
-            high = upper_bits(window)
-            tile = tl.dot(window - high, weights, input_precision="tf32")
-            tile = tl.dot(high, rest, tile, input_precision="tf32")
-            # The units cut their sums off where float32 would round: a sum for each tile, added outside of them.
-            sums += tl.dot(high, weights, tile, input_precision="tf32")
-        else:
-            sums = tile_product(window, weights, sums, PRECISION)
+        sums = window_product(window, weights, rest, sums, PRECISION)
     if BIAS:
         sums += tl.load(bias + row * bias_each + n, mask=n < FEATURES, other=0.0)[None, :]
     if RELU:

@@ -16,6 +16,7 @@ from coterie.kernels._convolution_products import (
     constants_of,
     is_long,
     places_of,
+    sizes_of,
     tiles_of,
 )
 from coterie.kernels._pooled_kernels import pooled_filters_kernel
@@ -153,22 +154,13 @@ class _PartialSums(NamedTuple):
         least: int,
     ) -> _PartialSums:
         """Split each row's blocks of windows into parts of ``least`` or more, each of so many warps."""
-        everything, channels, height, width = image.shape
-        _, features, down, across = gradient.shape
+        (everything, channels), (features, down, across) = image.shape[:2], gradient.shape[1:]
         parts = max(1, min(_WARPS // (warps * rows), blocks // least))
         piece = triton.cdiv(blocks, parts)
         parts = triton.cdiv(blocks, piece)
         out = image.new_empty(parts, rows, features, channels, *shape.kernel)
         shifts = image.new_empty(parts, rows, features) if bias else None
-        constants = {
-            "HEIGHT": height,
-            "WIDTH": width,
-            "CHANNELS": channels,
-            "DOWN": down,
-            "ACROSS": across,
-            "FEATURES": features,
-            "BIAS": bias,
-        }
+        constants = sizes_of(image, features, (down, across), bias)
         given = (out, out if shifts is None else shifts, piece, rows, everything // rows)
         return cls(out, shifts, (rows, parts), given, constants)
 

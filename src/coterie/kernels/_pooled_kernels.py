@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from coterie.kernels._tile_product import appended, tile_product, upper_bits
+from coterie.kernels._tile_product import appended, window_product
 
 
 @triton.jit(do_not_specialize=["samples"])
@@ -108,14 +108,7 @@ def pooled_windows_kernel(
                 there = there & (k < terms)[None, :]
             begin = corner + (one // POOL_W * STRIDE_H * image_line + one % POOL_W * STRIDE_W * image_place)
             window = tl.load(image + begin[:, None] + step[None, :], mask=there, other=0.0)
-            if PRECISION == "tf32x3":
-                # As in windows_kernel: the smallest products first, and a sum for each tile.
-                high = upper_bits(window)
-                tile = tl.dot(window - high, weights, input_precision="tf32")
-                tile = tl.dot(high, rest, tile, input_precision="tf32")
-                new = appended(new, sums[one] + tl.dot(high, weights, tile, input_precision="tf32"))
-            else:
-                new = appended(new, tile_product(window, weights, sums[one], PRECISION))
+            new = appended(new, window_product(window, weights, rest, sums[one], PRECISION))
         sums = new
     shift = tl.zeros((N,), dtype=tl.float32)
     if BIAS:

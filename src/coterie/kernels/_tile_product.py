@@ -23,6 +23,22 @@ def upper_bits(values):
 
 
 @triton.jit
+def window_product(window, weights, rest, sums, PRECISION: tl.constexpr):
+    """Add ``window @ weights`` to ``sums``; with ``tf32x3``, ``rest`` is what the weights have beyond 11 bits."""
+    if PRECISION == "tf32x3":
+        # Three products of numbers with 11 bits, the smallest first. The filters were split beforehand, for those that
+        # the matrix units take from shared memory cannot be changed on their way there.
+        high = upper_bits(window)
+        tile = tl.dot(window - high, weights, input_precision="tf32")
+        tile = tl.dot(high, rest, tile, input_precision="tf32")
+        # The units cut their sums off where float32 would round: a sum for each tile, added outside of them.
+        sums += tl.dot(high, weights, tile, input_precision="tf32")
+    else:
+        sums = tile_product(window, weights, sums, PRECISION)
+    return sums
+
+
+@triton.jit
 def appended(many, one):
     """Return a tuple of tiles with one more."""
     return many + (one,)  # noqa: RUF005  # Triton has no other way
