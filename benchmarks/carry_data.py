@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import lzma
+import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -69,22 +70,28 @@ def decoded(packed: bytes, count: int) -> Bytes:
     return images
 
 
+def kept(path: Path, **values: Any) -> Path:
+    """Write a packed file, whole or not at all."""
+    draft = path.with_suffix(".draft")
+    with draft.open("wb") as opened:
+        np.savez(opened, **values)
+    return draft.replace(path)
+
+
 def pack_cifar(name: str, data: Path, out: Path, part: int, parts: int) -> Path:
     """Pack one part of a set of records."""
     folder, files, labels = CIFAR[name]
     records = [np.fromfile(data / folder / file, dtype=np.uint8).reshape(-1, labels + PIXELS) for file in files]
     mine = np.array_split(np.concatenate(records), parts)[part]
     images = mine[:, labels:].reshape(-1, 3, SIDE, SIDE)
-    path = out / f"{name}-{part}.npz"
-    np.savez(
-        path,
+    return kept(
+        out / f"{name}-{part}.npz",
         name=name,
         part=np.array([part, parts]),
         counts=np.array([len(each) for each in records]),
         labels=mine[:, :labels],
         images=np.frombuffer(coded(images), dtype=np.uint8),
     )
-    return path
 
 
 def pack_medical(data: Path, out: Path, part: int, parts: int) -> Path:
@@ -92,16 +99,14 @@ def pack_medical(data: Path, out: Path, part: int, parts: int) -> Path:
     paths = sorted((data / MEDICAL).glob("*/*.jp*g"))
     mine = [paths[number] for number in np.array_split(np.arange(len(paths)), parts)[part]]
     contents = [path.read_bytes() for path in mine]
-    path = out / f"medical_mnist-{part}.npz"
-    np.savez(
-        path,
+    return kept(
+        out / f"medical_mnist-{part}.npz",
         name="medical_mnist",
         part=np.array([part, parts]),
         files=np.array([each.relative_to(data).as_posix() for each in mine]),
         sizes=np.array([len(each) for each in contents]),
         images=np.frombuffer(lzma.compress(b"".join(contents)), dtype=np.uint8),
     )
-    return path
 
 
 def pack(name: str, data: Path, out: Path, part: int, parts: int) -> Path:
@@ -142,6 +147,15 @@ def unpack(path: Path, data: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Pack or unpack; Ctrl-C ends it at once."""
+    try:
+        return run(arguments)
+    except KeyboardInterrupt:
+        print("stopped; parts that were named are whole: the same command begins anew", file=sys.stderr, flush=True)
+        os._exit(130)  # threads that compress would be waited for
+
+
+def run(arguments: Sequence[str] | None) -> int:
     """Pack or unpack, several parts at a time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -154,21 +168,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for each in (packing, unpacking):
         each.add_argument("--data", type=Path, required=True, help="the folder that COTERIE_DATA names")
     args = parser.parse_args(arguments)
-    with ThreadPoolExecutor() as pool:
-        if args.command == "unpack":
-            for said in pool.map(unpack, args.files, [args.data] * len(args.files)):
-                print(said, flush=True)
-            return 0
-        there = args.data / (CIFAR[args.name][0] if args.name in CIFAR else MEDICAL)
-        if not there.is_dir():
-            parser.error(f"{there} is not there: --data is the folder that holds it")
-        if args.parts < 1:
-            parser.error(f"--parts is {args.parts}, but must be 1 or more")
-        args.out.mkdir(parents=True, exist_ok=True)
-        made = [pool.submit(pack, args.name, args.data, args.out, part, args.parts) for part in range(args.parts)]
-        for each in made:
-            path = each.result()
-            print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+    pool = ThreadPoolExecutor()  # not as a context, which would wait for its threads at Ctrl-C
+    if args.command == "unpack":
+        for path in args.files:
+            if not path.is_file():
+                parser.error(f"{path} is not there")
+        for said in pool.map(unpack, args.files, [args.data] * len(args.files)):
+            print(said, flush=True)
+        return 0
+    there = args.data / (CIFAR[args.name][0] if args.name in CIFAR else MEDICAL)
+    if not there.is_dir():
+        parser.error(f"{there} is not there: --data is the folder that holds it")
+    if args.parts < 1:
+        parser.error(f"--parts is {args.parts}, but must be 1 or more")
+    args.out.mkdir(parents=True, exist_ok=True)
+    made = [pool.submit(pack, args.name, args.data, args.out, part, args.parts) for part in range(args.parts)]
+    for each in made:
+        path = each.result()
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
     return 0
 
 

@@ -26,6 +26,7 @@ import run_recipes
 
 from coterie.data import cifar, medical_mnist, mnist
 from coterie.data.dataset import Dataset
+from coterie.errors import Interrupted
 from coterie.randomness import torch_stream
 from coterie.studies import recipes
 from coterie.studies.comparison.plan import PlannedRun
@@ -128,9 +129,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 recording.stop()
 
         (runs,) = joined(runs_of(mine, args.rounds))
-        for run, found in run_together(runs, play_one, round_ended, parties=1):
-            if found is not None:
-                print(f"{run.name}: {found}")
+        try:
+            for run, found in run_together(runs, play_one, round_ended, parties=1):
+                if found is not None:
+                    print(f"{run.name}: {found}")
+        except (Interrupted, KeyboardInterrupt):
+            print("stopped: nothing is kept of a profile", file=sys.stderr)
+            return 130
     if torch.cuda.is_available():
         told(recording, args.top)
         print(f"at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
